@@ -1,6 +1,5 @@
 #pragma once
-// One family of kernels that the CUDA backend may use for a problem. Candidates are asked in order; the first that does not refuse
-// prepares.
+// A family of kernels that the CUDA backend may use for a problem. The first candidate that does not refuse makes the executable.
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,7 +10,7 @@
 
 namespace foveal::cuda {
 
-/// Decides everything when it is made, which needs no device; runs after load().
+/// The constructor plans everything, without a device; load() must come before run().
 class GpuExecutable : public planning::Executable {
  public:
   const std::vector<jit::KernelSource>& sources() const { return sources_; }
@@ -37,8 +36,8 @@ struct Candidate {
   std::optional<std::string> (*refuses)(const problem::Problem& problem, const driver::DeviceFacts& facts);
   std::unique_ptr<GpuExecutable> (*make)(const problem::Problem& problem, const driver::DeviceFacts& facts);
   std::vector<Family> (*families)(const problem::Problem& problem, const driver::DeviceFacts& facts);
-  bool reads_pages = false;  ///< where a block table says; others see problems whose keys are gathered
-  bool reads_bytes = false;  ///< integers that choose elements of small tables come as bytes (launch/narrow_indices.h)
+  bool reads_pages = false;  ///< follows a block table; for others keys are gathered first
+  bool reads_bytes = false;  ///< takes integers that index small tables as bytes (launch/narrow_indices.h)
 };
 
 }  // namespace foveal::cuda

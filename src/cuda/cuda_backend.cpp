@@ -20,7 +20,7 @@
 namespace foveal::cuda {
 namespace {
 
-/// In the order in which they are asked.
+/// In order of preference.
 const Candidate* const candidates[] = {&forward_sm90, &backward_sm90, &forward_sm80, &backward_sm80};
 
 /// The candidate for a problem, or why none will do.
@@ -29,7 +29,7 @@ struct Choice {
   std::string refusals;
 };
 
-/// Does a candidate get the keys of a sequence together? Reads are checked by a kernel that knows no pages, either.
+/// Are the keys on pages gathered for this candidate? The kernel that checks reads follows no block table either.
 bool gathers(const problem::Problem& problem, const Candidate& candidate) {
   return problem.paged && (!candidate.reads_pages || problem.attention.checked);
 }
@@ -67,7 +67,7 @@ std::unique_ptr<GpuExecutable> make(const Candidate& candidate, problem::Problem
   return with_checked_pages(problem, with_gathered_pages(problem, make_pass(gathered(problem))));
 }
 
-/// Why there are no kernels for a problem where there is no compiler: which of them did not come with the library.
+/// Without a compiler: which kernel of the problem was not shipped with the library.
 std::optional<std::string> not_shipped(const Candidate& candidate, const problem::Problem& problem, const driver::DeviceFacts& facts) {
   const auto executable = make(candidate, problem, facts);
   executable->set_arch(jit::arch_of(facts.major, facts.minor));
@@ -83,7 +83,7 @@ int capability_of(const std::string& arch) {
   return capability;
 }
 
-/// What is known about every device of an architecture; multiprocessors: 0 for the usual number.
+/// Typical facts of an architecture; multiprocessors: 0 for the usual number.
 driver::DeviceFacts facts_of_arch(const std::string& arch, int multiprocessors) {
   driver::DeviceFacts facts{
       .name = arch, .major = 0, .minor = 0, .multiprocessors = 0, .shared_bytes_per_block = 0, .l2_bytes = 0, .context = nullptr};
@@ -149,7 +149,7 @@ class CudaBackend : public planning::Backend {
   planning::DeviceMemory& memory(Device device) const override { return cuda_memory(device.index); }
 
   void keep_while_captured(Stream stream, const std::shared_ptr<const void>& plan) const override {
-    driver::keep_while_captured(static_cast<driver::StreamHandle>(stream.handle), plan);
+    driver::keep_while_captured(driver::handle_of(stream), plan);
   }
 };
 

@@ -31,17 +31,17 @@ class CudaMemory : public planning::DeviceMemory {
   }
   void to_device(void* device, const void* host, std::size_t bytes) override {
     const driver::Current current(device_);
-    driver::check(driver::api().copy_to_device(reinterpret_cast<driver::DevicePointer>(device), host, bytes), "cuMemcpyHtoD");
+    driver::call.copy_to_device(reinterpret_cast<driver::DevicePointer>(device), host, bytes);
     // What lay in pageable memory may still be on its way, and streams of the caller's may not wait for the default one.
-    driver::check(driver::api().stream_synchronize(nullptr), "cuStreamSynchronize");
+    driver::call.stream_synchronize(nullptr);
   }
   void to_host(void* host, const void* device, std::size_t bytes) override {
     const driver::Current current(device_);
-    driver::check(driver::api().copy_to_host(host, reinterpret_cast<driver::DevicePointer>(device), bytes), "cuMemcpyDtoH");
+    driver::call.copy_to_host(host, reinterpret_cast<driver::DevicePointer>(device), bytes);
   }
   void synchronize(Stream stream) override {
     const driver::Current current(device_);
-    driver::check(driver::api().stream_synchronize(static_cast<driver::StreamHandle>(stream.handle)), "cuStreamSynchronize");
+    driver::call.stream_synchronize(driver::handle_of(stream));
   }
 
  private:

@@ -318,7 +318,7 @@ class Emitter {
     return address.offset > 0 ? base::join(text, " + ", address.offset, "u") : text;
   }
 
-  /// The pass on each device; devices that ask the driver for the same share a function.
+  /// The pass on each device; devices with the same driver calls share a function.
   std::string run(const EmittedPass& pass) {
     const std::string own = name_ + "_" + pass.name;
     const std::string parameters = base::join("(const struct ", name_, "* loaded, const struct ", own,

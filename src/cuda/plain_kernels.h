@@ -1,6 +1,5 @@
 #pragma once
-// The kernels that are compiled when the library is built, where that was asked for: those of plain attention on Hopper, for which most first
-// calls ask.
+// The kernels that can be compiled when the library is built: those of plain attention on Hopper, which most first calls need.
 #include <string>
 #include <vector>
 

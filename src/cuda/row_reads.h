@@ -1,6 +1,6 @@
 #pragma once
-// Trained reads of a table for each query, `t[..., q_idx, f(kv_idx)]`: those of a row of tiles touch elements that no other row does, so that a kernel which
-// owns queries sums them in shared memory (device/kernels/rows_sm90.cuh).
+// Trained reads of a table per query, `t[..., q_idx, f(kv_idx)]`: rows of tiles touch disjoint elements, so that a kernel that owns queries can sum them
+// in shared memory (device/kernels/rows_sm90.cuh).
 #include <optional>
 #include <vector>
 
@@ -15,15 +15,15 @@ struct RowRead {
   int run;        ///< ColumnForm::run of the element
   bool repeats;   ///< ColumnForm::repeats
   bool distinct;  ///< ColumnForm::distinct
-  bool stored;    ///< nobody else touches a query's elements: they are written, not added
+  bool stored;    ///< a query's elements have one owner, which writes them; otherwise they are added
   unsigned dims;  ///< dimensions whose index depends on kv, a bit each
 
-  /// Reads accumulated in registers, of runs and of what repeats, are flushed rarely.
+  /// Runs and repeating elements are accumulated in registers, which are flushed rarely.
   device::RowBins bins() const { return run > 0 || distinct || repeats ? device::RowBins::distinct : device::RowBins::any; }
 };
 
 constexpr int max_row_reads = 4;
-/// A read of the score as one of a table for each query, if it is one: some index depends on q alone, some on kv, and none on the score.
+/// Such a read: some index depends on q alone, some on kv, and none on the score. Nothing for others.
 std::optional<RowRead> row_read(const problem::Problem& problem, int read);
 
 }  // namespace foveal::cuda

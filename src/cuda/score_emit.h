@@ -9,35 +9,35 @@
 
 namespace foveal::cuda {
 
-/// What a kernel has before it evaluates the score of a pair.
+/// What a kernel computes or loads before it evaluates the score of a pair.
 struct Ahead {
-  LineValues lines{};                          ///< it evaluates these for whole lines of a tile
-  std::vector<scoring::ValueId> row_values{};  ///< and these for its rows
-  bool pairs = false;                          ///< it loads reads of one element per pair ahead
-  std::vector<PairTile> tiles{};               ///< those that it gets as tiles instead
+  LineValues lines{};                          ///< evaluated once per line of a tile
+  std::vector<scoring::ValueId> row_values{};  ///< evaluated once per row, kept in registers
+  bool pairs = false;                          ///< reads of one element per pair are prefetched
+  std::vector<PairTile> tiles{};               ///< those of them that TMA loads as tiles
   std::vector<ReadTable> tables{};             ///< reads from tables in shared memory
-  bool tanh = false;                           ///< it evaluates the tanh of a raw score times a factor, four pairs at a time
-  std::vector<ReadBins> bins{};                ///< of each trained read; empty: of none
-  std::vector<RowRead> rows{};                 ///< trained reads that a kernel of their own sums
-  bool sums_rows = false;                      ///< which is this one
-  bool band = false;                           ///< it asks no program which pairs are kept: windows of any size share it
-  bool raw_offsets = false;     ///< it can add the offsets of a sum to raw scores (kOffsetsInScores), where these are many instructions
-  bool offsets_first = false;   ///< its scores begin as the offsets of a sum (offsets_come_first)
-  bool offset_columns = false;  ///< its tensor cores add the offsets of a sum (offsets_as_columns)
-  bool several_heads = false;   ///< its tiles have pairs of several heads: only what is the same for these leaves the loops over pairs
+  bool tanh = false;                           ///< the tanh of a scaled raw score is evaluated for four pairs at a time
+  std::vector<ReadBins> bins{};                ///< of each trained read, or empty
+  std::vector<RowRead> rows{};                 ///< trained reads that rows_sm90 sums
+  bool sums_rows = false;                      ///< this kernel is rows_sm90
+  bool band = false;                           ///< the mask is a band given by arguments, so that windows of any size share the kernel
+  bool raw_offsets = false;                    ///< long offsets of a sum may be added to raw scores (kOffsetsInScores)
+  bool offsets_first = false;                  ///< accumulators start from the offsets of a sum (offsets_come_first)
+  bool offset_columns = false;                 ///< tensor cores add the offsets of a sum (offsets_as_columns)
+  bool several_heads = false;  ///< GQA packing: only what is the same for all heads of a group may be hoisted out of the loops over pairs
 };
 
-/// The text of emit.cuh for a problem. Depends on expressions, dtypes, on sizes only where those decide the width of integers or make
-/// a clamp superfluous, and on strides only where they are 0 or 1.
+/// The text of emit.cuh for a problem. It depends on expressions and dtypes; on sizes only where they decide the width of an integer or make
+/// a clamp unnecessary; on strides only where they are 0 or 1.
 std::string emit_score(const problem::Problem& problem, const Ahead& ahead = {});
-/// Can some index of a kept pair leave its parameter, as far as is known without data?
+/// May an index of a kept pair be out of bounds, as far as is known without data?
 bool reads_may_leave(const problem::Problem& problem);
-/// What device/kernels/outside_reads.cuh needs besides: functions that find such a read at a pair,
+/// What device/kernels/outside_reads.cuh needs in addition: functions that find such a read at a pair,
 ///   constexpr bool kIndexReadsScore
 ///   bool mask_reads_outside(at, args, read), score_reads_outside(score, at, args, read)
 std::string emit_outside_reads(const problem::Problem& problem);
-/// The same for kernels that know rows, not pairs: of a program the sink alone, so that one binary serves all scores and masks.
-/// of_gradient: only if that of the sink is wanted.
+/// The text for kernels over rows, which need only the sink, so that one binary serves all scores and masks.
+/// of_gradient: only where the gradient of the sink is wanted.
 std::string emit_sink(const problem::Problem& problem, bool of_gradient);
 
 }  // namespace foveal::cuda

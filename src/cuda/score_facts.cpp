@@ -7,9 +7,7 @@
 namespace foveal::cuda {
 namespace {
 
-bool result_depends_on_head(const Program& program) {
-  return (program.depends[static_cast<std::size_t>(program.outputs[0])] & scoring::depends_head) != 0;
-}
+bool result_depends_on_head(const Program& program) { return (program.depends_of(program.outputs[0]) & scoring::depends_head) != 0; }
 
 }  // namespace
 

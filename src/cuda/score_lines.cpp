@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/tame_factors.h"
+#include "cuda/finite_factors.h"
 #include "score/varies.h"
 
 namespace foveal::cuda {
@@ -80,7 +80,7 @@ LineValues find_line_values(const problem::Problem& p, const std::vector<bool>& 
     if (read.reduction != scoring::Reduction::scatter) continue;  // others have one for many pairs
     for (const scoring::ValueId index : read.index) search.visit(index);
   }
-  search.found.checked = !tame_factors(p, search.found).walk.empty();
+  search.found.checked = !finite_factors(p, search.found).walk.empty();
   return search.found;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Which values of a score kernels may evaluate once for a line of a tile instead of for every pair on it.
+// Values of a score that are hoisted: evaluated once per row, column or diagonal of a tile instead of per pair.
 #include <vector>
 
 #include "problem/problem.h"
@@ -10,7 +10,7 @@ namespace foveal::cuda {
 /// the walk of a task (a key in the forward pass, a query in the backward pass), or for all pairs of one diagonal.
 struct LineValues {
   std::vector<scoring::ValueId> walk, diagonal;
-  bool checked = false;  ///< those of the walk are looked at: are all of a tile tame (tame_factors.h)?
+  bool checked = false;  ///< it is tested whether those of the walk are bounded (finite_factors.h)
   bool empty() const { return walk.empty() && diagonal.empty(); }
   /// For one tile.
   std::size_t count(int rows, int walked) const {
@@ -19,9 +19,9 @@ struct LineValues {
            (checked ? answer : 0);
   }
 };
-/// stepped: for each value of the pass's program, do kernels step through it instead (score_emit.h: straight_values)?
+/// stepped: values of the pass's program that are cheaper where they are used (score_facts.h: straight_values).
 LineValues find_line_values(const problem::Problem& problem, const std::vector<bool>& stepped);
-/// Such values of a forward pass that are the same for all pairs of a query: a thread keeps those of its rows for a whole task. None if they are many.
+/// Values of a forward pass that are constant along a query's row, which threads keep for a task; none if they are many.
 std::vector<scoring::ValueId> find_row_values(const problem::Problem& problem);
 
 }  // namespace foveal::cuda

@@ -1,6 +1,5 @@
 #pragma once
-// What ranks must have in common before they go on, compared once: where it differs, every rank throws the same error, which names the
-// difference and shows both sides.
+// Checks that ranks made the same call: where they differ, every rank throws the same error, which names the difference and shows both sides.
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -15,11 +14,11 @@ class Agreement {
   /// Fields are compared in the order in which they are added, at most `most_fields` of them.
   void add(const char* name, const std::string& text);
   void add(const char* name, std::uint64_t value, const std::string& text);
-  /// This rank cannot go on: it says why instead.
+  /// Exchanged instead of the fields: this rank cannot go on.
   void refuse(std::exception_ptr why) { refusal_ = std::move(why); }
   /// Collective. Throws on every rank: a rank's own refusal, else the first refusal of another, else the first difference from rank 0.
   void exchange(Transport& transport);
-  /// Did the exchange come to an end that every rank sees?
+  /// Did the exchange complete, so that every rank knows its outcome?
   bool is_known_to_all() const { return known_to_all_; }
 
   static constexpr std::size_t most_fields = 8;

@@ -1,30 +1,17 @@
-// The public calls: what a rank is told is checked, ranks agree once on one plan, and each pass follows it.
+// The public calls: arguments are checked, ranks agree once on one plan, and each pass follows it.
 #include "dist/context.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <exception>
 
 #include "base/check.h"
-#include "base/dtype.h"
-#include "base/hash.h"
-#include "base/strided.h"
 #include "dist/agreement.h"
+#include "dist/context_checks.h"
 #include "dist/deal.h"
 #include "dist/device_pass.h"
 
 namespace foveal::dist {
 namespace {
-
-/// Names, types and shapes.
-std::string text_of(const std::vector<ParamBinding>& params) {
-  std::string text;
-  for (const ParamBinding& p : params) text += base::join(text.empty() ? "" : ", ", p.param.name(), ": ", p.tensor.describe());
-  return text.empty() ? "none" : text;
-}
-
-bool is_on_gpu(const TensorView& view) { return view.present() && view.device.kind == DeviceKind::cuda; }
 
 TensorView shape_only(DType dtype, std::initializer_list<std::int64_t> sizes) { return TensorView(nullptr, dtype, sizes); }
 
@@ -57,64 +44,6 @@ problem::Problem whole_problem(const Attention& attention, const WholeShapes& s,
   return problem::make_problem(attention, inputs, outputs);
 }
 
-/// Only the kind of call is compared; the text says what it is about.
-void add_call(Agreement& agreement, const std::string& kind, const std::string& text) {
-  agreement.add("call", base::hash64(kind), kind + ": " + text);
-}
-
-/// Of the description and everything else that a plan is made from.
-void add_plan(Agreement& agreement, const Context& c, const problem::Problem& problem, const std::vector<ParamBinding>& params) {
-  const Attention& at = c.attention;
-  std::string shapes =
-      base::join(to_string(c.shapes.dtype), " batch ", c.shapes.batch, " heads ", c.shapes.heads_q, ':', c.shapes.heads_kv, " seqlen ",
-                 c.shapes.seqlen_q, ':', c.shapes.seqlen_kv, " head_dim ", c.shapes.head_dim, ':', c.shapes.head_dim_v);
-  if (c.packed()) shapes += " lengths";
-  for (const auto& [q, kv] : c.shapes.lengths) shapes += base::join(' ', q, ':', kv);
-  const std::string description = base::join(problem.score->text, at.sink ? " sink=" + at.sink->name() : "", " scale=", problem.scale,
-                                             " dropout=", at.dropout_p, " offsets=", at.q_offset, ':', at.kv_offset);
-  const std::uint64_t bits = base::hash64(description + std::to_string(problem.scale) + std::to_string(at.dropout_p));
-  agreement.add("description (score, mask, scale, dropout)", bits, description);
-  agreement.add("shapes and lengths", shapes);
-  agreement.add("parameters", text_of(params));
-  agreement.add("options", base::join("deal ", c.options.deal, " head_groups ", c.options.head_groups, " remote_steps ",
-                                      c.options.remote_steps, " machine ", c.options.machine, " unit ", c.options.unit));
-  agreement.add("plan (tensors that the mask reads)", c.plan.checksum, base::join("checksum ", base::to_hex({c.plan.checksum, 0})));
-}
-
-/// Every rank must drop the same pairs. A state is read here, in host memory; one on a GPU is not: to read it is to wait for the GPU.
-void add_rng(Agreement& agreement, const Context& c, const DropoutRng& rng) {
-  if (c.attention.dropout_p == 0 || is_on_gpu(rng.state)) return agreement.add("rng (seed and offset)", 0, "a state on a GPU");
-  std::uint64_t words[2] = {rng.seed, rng.offset};
-  if (rng.state.present()) {
-    FOVEAL_CHECK(
-        rng.state.dtype == DType::i64 && rng.state.numel() == 2 && rng.state.data != nullptr && rng.state.device.kind == DeviceKind::cpu,
-        "rng.state: ", rng.state.describe(), "; expected i64[2] in host memory");
-    std::memcpy(words, rng.state.data, sizeof words);
-  }
-  agreement.add("rng (seed and offset)", base::join("seed ", words[0], ", offset ", words[1]));
-}
-
-/// Of all values of the parameters that the mask reads: they decide who computes what.
-std::uint64_t digest_of_mask(const Context& c, const std::vector<ParamBinding>& params) {
-  std::string bytes;
-  for (const std::string& name : c.mask_reads)
-    for (const ParamBinding& p : params) {
-      if (!p.param.present() || p.param.name() != name) continue;
-      base::each_element(p.tensor, [&](std::int64_t, std::int64_t offset) {
-        const double value = base::load(p.tensor.data, p.tensor.dtype, offset);
-        bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
-      });
-    }
-  return base::hash64(bytes);
-}
-
-void check_mask_data(const Context& c, const std::vector<ParamBinding>& params) {
-  for (const ParamBinding& p : params)
-    if (p.tensor.device.kind == DeviceKind::cuda) return;  // to read them is to wait for the GPU
-  FOVEAL_CHECK(c.mask_reads.empty() || digest_of_mask(c, params) == c.mask_digest, "params: the mask reads ", c.mask_reads.front(),
-               ", whose data differ from those that the plan was made for; make a ContextAttention for these");
-}
-
 std::vector<Sending> sendings(const ContextPlan& plan, int mine, const std::vector<RankPlan>& ranks, int step) {
   std::vector<Sending> list;
   for (int target = 0; target < plan.ranks; ++target) {
@@ -127,29 +56,6 @@ std::vector<Sending> sendings(const ContextPlan& plan, int mine, const std::vect
     if (!sending.rows.empty()) list.push_back(std::move(sending));
   }
   return list;
-}
-
-void check_rows(const char* name, const TensorView& view, const Context& c, Device device, std::int64_t rows, std::int64_t heads,
-                std::int64_t dim, DType dtype) {
-  std::array<std::int64_t, 4> expected{};
-  int rank = 0;
-  const auto add = [&](std::int64_t size) { expected[static_cast<std::size_t>(rank++)] = size; };
-  if (!c.packed()) add(c.shapes.batch);
-  if (dim > 0) {
-    add(rows), add(heads), add(dim);
-  } else {
-    add(heads), add(rows);
-  }
-  bool same = view.rank == rank && view.dtype == dtype;
-  for (int d = 0; same && d < rank; ++d) same = view.sizes[static_cast<std::size_t>(d)] == expected[static_cast<std::size_t>(d)];
-  if (!same) {
-    std::string wanted;
-    for (int d = 0; d < rank; ++d) wanted += (d > 0 ? ", " : "") + std::to_string(expected[static_cast<std::size_t>(d)]);
-    base::fail(ErrorCode::invalid_argument, name, ": ", view.present() ? view.describe() : "absent", "; rank ", c.rank(), " of ",
-               c.plan.ranks, " holds ", to_string(dtype), "[", wanted, "]");
-  }
-  FOVEAL_CHECK(view.device == device, name, ": on another device than q");
-  FOVEAL_CHECK(view.data != nullptr || view.numel() == 0, name, ": data is null");
 }
 
 }  // namespace
@@ -167,9 +73,9 @@ std::vector<std::int64_t> tokens_of(std::int64_t seqlen, int ranks, int rank, co
 
 namespace {
 
-/// What ends by an error while messages are under way is told to the other ranks.
+/// While messages are under way an error of this rank must reach the others, which would wait for it.
 template <class Fn>
-void telling_others(Transport& transport, Fn&& fn) {
+void fail_together(Transport& transport, Fn&& fn) {
   try {
     fn();
   } catch (const std::exception& error) {
@@ -178,7 +84,7 @@ void telling_others(Transport& transport, Fn&& fn) {
   }
 }
 
-/// Until all ranks are here.
+/// A barrier.
 void wait_for_others(Transport& transport) {
   const char mine = 0;
   std::string all(static_cast<std::size_t>(transport.size()), 0);
@@ -195,7 +101,7 @@ void agree(Transport& transport, Agreement& agreement) {
   }
 }
 
-/// Runs in buffers of its own and returns their bytes. After an error they stay for good: messages under way may still read or write them.
+/// Runs fn in new buffers and returns their bytes. After an error they leak: messages under way may still read or write them.
 template <class Fn>
 std::size_t with_buffers(Fn&& fn) {
   auto buffers = std::make_shared<Buffers>();
@@ -208,7 +114,7 @@ std::size_t with_buffers(Fn&& fn) {
   return buffers->bytes();
 }
 
-/// What this rank does of the plan, and what it holds.
+/// This rank's part of the plan.
 void plan_own_part(Context& c) {
   std::vector<RankPlan> ranks;
   ranks.reserve(static_cast<std::size_t>(c.plan.ranks));
@@ -263,33 +169,28 @@ int ContextLayout::head_groups() const { return state_->layout->head_groups; }
 std::int64_t ContextLayout::unit() const { return state_->layout->unit; }
 
 struct ContextAttention::State {
+  /// What a pass keeps from call to call.
+  struct OfPass {
+    bool agreed = false;
+    DeviceBuffers buffers;
+    PartPlans plans{};
+  };
   Context context;
   std::size_t used = 0;
-  bool agreed[2] = {false, false};  ///< on a forward, on a backward pass
-  DeviceBuffers device_forward{false}, device_backward{true};
-  PartPlans plans_forward{}, plans_backward{};
+  OfPass forward{.buffers = DeviceBuffers(false)}, backward{.buffers = DeviceBuffers(true)};
 
+  template <class Inputs, class Outputs>
+  void run(OfPass& pass, const char* name, const Inputs& in, const Outputs& out, const std::vector<ParamBinding>& wanted, Stream stream);
   /// Collective, before anything of a pass is under way: an error of one rank is one of all ranks, and they can go on afterwards.
   template <class Check>
-  void agree_on_pass(Pass pass, Device device, const std::vector<ParamBinding>& params, const DropoutRng& rng,
+  void agree_on_pass(OfPass& pass, const char* name, Device device, const std::vector<ParamBinding>& params, const DropoutRng& rng,
                      const std::vector<ParamBinding>& wanted, Check&& check);
-  /// Of a pass on a GPU, once for tensors like these.
-  void rehearse(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
-    if (in.q.device.kind != DeviceKind::cuda) return;
-    device_forward.begin(in.q.device, stream, *context.transport, true);
-    rehearse_forward(context, in, out, device_forward, plans_forward);
-  }
-  void rehearse(const BackwardInputs& in, const BackwardOutputs& out, Stream stream) {
-    if (in.q.device.kind != DeviceKind::cuda) return;
-    device_backward.begin(in.q.device, stream, *context.transport, true);
-    rehearse_backward(context, in, out, device_backward, plans_backward);
-  }
 };
 
 ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
                                    const std::vector<ParamBinding>& params, const ContextOptions& options) {
   FOVEAL_CHECK(transport != nullptr, "transport: null; expected one of thread_ranks(), mpi_world() or your own");
-  telling_others(*transport, [&] { state_ = std::make_unique<State>(); });
+  fail_together(*transport, [&] { state_ = std::make_unique<State>(); });
   Context& c = state_->context;
   c.transport = std::move(transport);
   Agreement agreement;
@@ -362,17 +263,16 @@ std::pair<std::int64_t, std::int64_t> ContextAttention::planned_bytes(Pass pass)
 }
 
 template <class Check>
-void ContextAttention::State::agree_on_pass(Pass pass, Device device, const std::vector<ParamBinding>& params, const DropoutRng& rng,
-                                            const std::vector<ParamBinding>& wanted, Check&& check) {
-  // To agree costs a message of some bytes; where that would be to wait for a GPU, once for all passes, and where seeds are the host's.
-  bool& known = agreed[pass == Pass::forward ? 0 : 1];
+void ContextAttention::State::agree_on_pass(OfPass& pass, const char* name, Device device, const std::vector<ParamBinding>& params,
+                                            const DropoutRng& rng, const std::vector<ParamBinding>& wanted, Check&& check) {
+  // Agreement costs a small message. Where that means waiting for the GPU, ranks agree once for all passes, unless seeds are the host's.
   const bool seeds = context.attention.dropout_p > 0 && !is_on_gpu(rng.state);
-  if (known && !seeds && context.transport->carries_device_memory()) return telling_others(*context.transport, check);
-  if (!known && device.kind == DeviceKind::cuda)  // a rehearsal waits for the GPU, which may have to do what others have not told it yet
-    telling_others(*context.transport, [&] { wait_for_others(*context.transport); });
+  if (pass.agreed && !seeds && context.transport->carries_device_memory()) return fail_together(*context.transport, check);
+  if (!pass.agreed && device.kind == DeviceKind::cuda)  // a rehearsal waits for the GPU, whose work may wait for ranks that come later
+    fail_together(*context.transport, [&] { wait_for_others(*context.transport); });
   Agreement agreement;
   try {
-    add_call(agreement, pass == Pass::forward ? "a forward pass" : "a backward pass", context.plan.text);
+    add_call(agreement, name, context.plan.text);
     agreement.add("plan", context.plan.checksum, context.plan.text);
     check();
     add_rng(agreement, context, rng);
@@ -382,62 +282,40 @@ void ContextAttention::State::agree_on_pass(Pass pass, Device device, const std:
     agreement.refuse(std::current_exception());
   }
   agree(*context.transport, agreement);
-  known = true;
+  pass.agreed = true;
+}
+
+template <class Inputs, class Outputs>
+void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& in, const Outputs& out,
+                                  const std::vector<ParamBinding>& wanted, Stream stream) {
+  const Context& c = context;
+  const bool on_gpu = in.q.device.kind == DeviceKind::cuda;
+  const auto run_on_gpu = [&](bool rehearses) {
+    pass.buffers.begin(in.q.device, stream, *c.transport, rehearses);
+    run_pass(c, in, out, pass.buffers, pass.plans);
+  };
+  agree_on_pass(pass, name, in.q.device, in.params, in.rng, wanted, [&] {
+    FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
+    FOVEAL_CHECK(!in.paged, "block_table: keys in pages are not shared between ranks; expected contiguous ones");
+    check_shards(c, in, out);
+    check_mask_data(c, in.params);
+    if (on_gpu) run_on_gpu(true);
+  });
+  fail_together(*c.transport, [&] {
+    if (on_gpu) {
+      run_on_gpu(false);
+      used = pass.buffers.bytes();
+    } else {
+      used = with_buffers([&](Buffers& buffers) { run_pass(c, in, out, buffers); });
+    }
+  });
 }
 
 void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
-  const Context& c = state_->context;
-  const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
-  state_->agree_on_pass(Pass::forward, in.q.device, in.params, in.rng, {}, [&] {
-    FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
-    FOVEAL_CHECK(!in.paged, "block_table: keys in pages are not shared between ranks; expected contiguous ones");
-    check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
-    check_rows("k", in.k, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
-    check_rows("v", in.v, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
-    check_rows("out", out.out, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
-    if (out.lse.present()) check_rows("lse", out.lse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
-    check_mask_data(c, in.params);
-    state_->rehearse(in, out, stream);
-  });
-  telling_others(*c.transport, [&] {
-    if (in.q.device.kind == DeviceKind::cuda) {
-      state_->device_forward.begin(in.q.device, stream, *c.transport);
-      run_forward(c, in, out, state_->device_forward, state_->plans_forward);
-      state_->used = state_->device_forward.bytes();
-      return;
-    }
-    state_->used = with_buffers([&](Buffers& buffers) { run_forward(c, in, out, buffers); });
-  });
+  state_->run(state_->forward, "a forward pass", in, out, {}, stream);
 }
-
 void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs& out, Stream stream) {
-  const Context& c = state_->context;
-  const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
-  state_->agree_on_pass(Pass::backward, in.q.device, in.params, in.rng, out.dparams, [&] {
-    FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
-    FOVEAL_CHECK(!in.paged, "block_table: keys in pages are not shared between ranks; expected contiguous ones");
-    check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
-    check_rows("k", in.k, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
-    check_rows("v", in.v, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
-    check_rows("out", in.out, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
-    check_rows("dout", in.dout, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
-    check_rows("lse", in.lse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
-    if (in.dlse.present()) check_rows("dlse", in.dlse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
-    if (out.dq.present()) check_rows("dq", out.dq, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
-    if (out.dk.present()) check_rows("dk", out.dk, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
-    if (out.dv.present()) check_rows("dv", out.dv, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
-    check_mask_data(c, in.params);
-    state_->rehearse(in, out, stream);
-  });
-  telling_others(*c.transport, [&] {
-    if (in.q.device.kind == DeviceKind::cuda) {
-      state_->device_backward.begin(in.q.device, stream, *c.transport);
-      run_backward(c, in, out, state_->device_backward, state_->plans_backward);
-      state_->used = state_->device_backward.bytes();
-      return;
-    }
-    state_->used = with_buffers([&](Buffers& buffers) { run_backward(c, in, out, buffers); });
-  });
+  state_->run(state_->backward, "a backward pass", in, out, out.dparams, stream);
 }
 
 }  // namespace foveal::dist

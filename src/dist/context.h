@@ -1,5 +1,5 @@
 #pragma once
-// What a rank keeps of a context attention: the plan, its own part of it, and what it must send to whom.
+// The state of a context attention on one rank: the plan, this rank's part of it, and what it sends to whom.
 #include <memory>
 #include <vector>
 
@@ -11,7 +11,7 @@
 
 namespace foveal::dist {
 
-/// What a rank sends to another one in one step: rows of its shard, in the order in which the receiver lists them.
+/// Rows of this rank's shard that another rank receives in one step, in the receiver's order.
 struct Sending {
   int target = 0;
   std::vector<Transfer> rows;
@@ -30,21 +30,22 @@ struct Context {
   std::vector<Sending> queries_to;            ///< of this rank's group
   std::vector<std::int64_t> q_tokens, kv_tokens;
   std::vector<std::string> mask_reads;  ///< parameters
-  std::uint64_t mask_digest = 0;        ///< of their data when the plan was made
-  bool reads_batch = false;             ///< the score or the mask tells sequences apart by their number
+  std::uint64_t mask_digest = 0;        ///< of their values when the plan was made
+  bool reads_batch = false;             ///< the score or the mask depends on `batch`
 
   bool packed() const { return !shapes.lengths.empty(); }
   int rank() const { return mine.rank; }
   std::int64_t batch() const { return packed() ? 1 : shapes.batch; }
+  bool is_sink(const ParamBinding& binding) const { return attention.sink && binding.param.name() == attention.sink->name(); }
   Range heads_q() const { return plan.heads(rank(), shapes.heads_q); }
   Range heads_kv() const { return plan.heads(rank(), shapes.heads_kv); }
   Range heads_q(int of) const { return plan.heads(of, shapes.heads_q); }
   Range heads_kv(int of) const { return plan.heads(of, shapes.heads_kv); }
-  /// Of partial results, and of statistics.
+  /// The type of partial results and statistics.
   DType wide() const { return shapes.dtype == DType::f64 ? DType::f64 : DType::f32; }
 };
 
-void run_forward(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers);
-void run_backward(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, Buffers& buffers);
+void run_pass(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers);
+void run_pass(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, Buffers& buffers);
 
 }  // namespace foveal::dist

@@ -1,33 +1,106 @@
 #pragma once
-// Both passes of one rank on a GPU.
+// Forward and backward pass of one rank on a GPU. A launch is one part: rows of queries against rows of keys with their global positions, which its
+// kernels merge into out and lse, or add to dq, dk and dv. Work is in the order of the caller's stream; messages travel beside it.
 #include <optional>
 #include <string>
 
 #include "dist/context.h"
 #include "dist/device_rows.h"
 #include "dist/part_order.h"
+#include "dist/rank_pass.h"
 
 namespace foveal::dist {
 
-/// The launches' plans, made once for tensors like these.
+/// The launches of a pass and their plans, made once for tensors of one signature.
 struct PartPlans {
-  std::string signature;  ///< of the tensors
+  std::string signature;
   PartOrder order;
   std::vector<std::optional<Plan>> plans;
   std::vector<cuda::driver::Memory> cu_seqlens;  ///< i32, of launches of closed sequences
 };
 
-/// Before tensors that look like none before: plans, kernels and memory of the pass, all of which may wait for the GPU. To be called before any rank's part of the pass is
-/// under way where ranks share a GPU; otherwise before this rank's.
-void rehearse_forward(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers,
-                      PartPlans& plans);
-void rehearse_backward(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
-                       PartPlans& plans);
+/// Where buffers rehearse: makes plans, loads kernels and takes the memory of the pass, unless this was done for such tensors; else runs it after a
+/// rehearsal. A rehearsal may wait for the GPU: ranks that share one rehearse before any of them runs.
+void run_pass(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers, PartPlans& plans);
+void run_pass(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
+              PartPlans& plans);
 
-/// After a rehearsal with tensors like these.
-void run_forward(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers,
-                 PartPlans& plans);
-void run_backward(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
-                  PartPlans& plans);
+/// What both passes share: the launches and their plans, and the keys on their way.
+class DevicePass : protected RankPass {
+ public:
+  DevicePass(const Context& context, DeviceBuffers& buffers, PartPlans& plans)
+      : RankPass(context, buffers), buffers_(buffers), plans_(plans) {}
+
+ protected:
+  using Lane = DeviceBuffers::Lane;
+
+  /// Runs fn, unless this is a rehearsal and the last one was of such tensors.
+  template <class Fn>
+  void run_or_rehearse(std::initializer_list<const TensorView*> tensors, std::initializer_list<const std::vector<ParamBinding>*> params,
+                       Fn&& fn) {
+    if (!buffers_.rehearses()) return fn();
+    std::string signature = signature_of(tensors, params);
+    if (plans_.signature == signature) return;
+    plans_.signature.clear();  // stays so when fn throws
+    fn();
+    plans_.signature = std::move(signature);
+  }
+
+  /// Orders the launches and drops all plans.
+  const PartOrder& order_by(const OrderRequest& request);
+  /// trains: gradients of parameters are wanted, which are not summed over packed sequences.
+  OrderRequest request_for(bool forward, bool trains) const;
+
+  template <class Inputs, class Outputs>
+  void launch(std::size_t number, const Inputs& inputs, const Outputs& outputs) {
+    const Plan& plan = this->plan(number, inputs, outputs);
+    void* workspace = buffers_.workspace(plan.workspace_bytes());
+    if (!buffers_.rehearses()) plan.run(inputs, outputs, workspace, buffers_.stream());
+  }
+  template <class Inputs, class Outputs>
+  const Plan& plan(std::size_t number, const Inputs& inputs, const Outputs& outputs) {
+    std::optional<Plan>& plan = plans_.plans[number];
+    if (!plan) {
+      const PartLaunch& part = plans_.order.launches[number];
+      const cuda::driver::Redirected fewer(cuda::driver::api(), facts_for(part));
+      plan = foveal::plan(attention_of(part, std::is_same_v<Inputs, ForwardInputs>), inputs, outputs, c_.options.plan);
+    }
+    return *plan;
+  }
+
+  bool in_place() const { return c_.plan.head_groups == 1; }
+  /// Are the step's rows those of the shard, in the same order?
+  bool in_place(std::size_t step) const { return in_place() && step == 0 && c_.mine.steps[0].rows == c_.plan.kv.tokens(c_.rank()); }
+
+  TensorView tensor(const Rows& rows, Range tokens) const { return tensor_of(rows.slice(tokens), buffers_.device()); }
+  TensorView statistics(const Rows& rows, Range tokens) const { return statistics_tensor(rows.slice(tokens), buffers_.device()); }
+  TensorView packed(const Rows& rows, const Segment& s) const { return packed_tensor(rows.slice(s.rows()), buffers_.device()); }
+  TensorView packed_stats(const Rows& rows, const Segment& s) const { return packed_statistics(rows.slice(s.rows()), buffers_.device()); }
+  Varlen closed_sequences(std::size_t number) const;
+  Part part_of(std::size_t number) const;
+
+  /// Keys and values of a step, on their way. Those of the steps after the first are received one after the other.
+  struct Keys {
+    Rows k, v;
+    std::int64_t first_row = 0;  ///< of what was received
+    Gather gather;
+    bool waits = false;
+  };
+  std::vector<Keys> gather_keys(const Rows& k_shard, const Rows& v_shard);
+  void arrive(Keys& keys) {
+    if (keys.waits) finish(keys.gather);
+    keys.waits = false;
+  }
+
+  Rows k_received_, v_received_;
+  DeviceBuffers& buffers_;
+  PartPlans& plans_;
+
+ private:
+  static std::string signature_of(std::initializer_list<const TensorView*> tensors,
+                                  std::initializer_list<const std::vector<ParamBinding>*> params);
+  cuda::driver::DeviceFacts facts_for(const PartLaunch& launch) const;
+  Attention attention_of(const PartLaunch& launch, bool forward) const;
+};
 
 }  // namespace foveal::dist

@@ -8,11 +8,12 @@
 namespace foveal::dist {
 namespace {
 
-cuda::DeviceRows device_rows(const Rows& rows, std::int64_t token, std::int64_t head) {
+cuda::DeviceRows device_rows(const Rows& rows) {
+  if (rows.data == nullptr) return {};
   const auto size = static_cast<std::int64_t>(size_of(rows.dtype));
-  return {rows.at(0, token, head), rows.dtype, rows.batch_stride / size, rows.token_stride / size, rows.head_stride / size,
-          rows.dim_stride / size};
+  return {rows.data, rows.dtype, rows.batch_stride / size, rows.token_stride / size, rows.head_stride / size, rows.dim_stride / size};
 }
+cuda::RowSizes sizes_of(const Rows& rows) { return {rows.batch, rows.tokens, rows.heads, rows.dim}; }
 
 cuda::DeviceRows logits(const TensorView& sink, std::int64_t first_head) {
   if (!sink.present()) return {};
@@ -87,30 +88,12 @@ std::byte* DeviceBuffers::take(std::size_t bytes) {
   return static_cast<std::byte*>(block.memory);
 }
 
-void DeviceBuffers::move(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
-                         std::int64_t to_head, std::int64_t count, std::int64_t heads, bool adds) {
-  cuda::row_kernels(device_.index)
-      .move(device_rows(from, from_token, from_head), device_rows(to, to_token, to_head), {from.batch, count, heads, from.dim}, adds,
-            {stream(), rehearses_});
+void DeviceBuffers::move(const Rows& from, const Rows& to, bool adds) {
+  cuda::row_kernels(device_.index).move(device_rows(from), device_rows(to), sizes_of(from), adds, {stream(), rehearses_});
 }
 
 void DeviceBuffers::convert_sum(const Rows& from, const Rows& more, const Rows& to) {
-  cuda::row_kernels(device_.index)
-      .sum(device_rows(from, 0, 0), device_rows(more, 0, 0), device_rows(to, 0, 0), {from.batch, from.tokens, from.heads, from.dim},
-           {stream(), rehearses_});
-}
-
-void DeviceBuffers::copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
-                         std::int64_t to_head, std::int64_t count, std::int64_t heads) {
-  move(from, from_token, from_head, to, to_token, to_head, count, heads, false);
-}
-void DeviceBuffers::add(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
-                        std::int64_t to_head, std::int64_t count, std::int64_t heads) {
-  move(from, from_token, from_head, to, to_token, to_head, count, heads, true);
-}
-void DeviceBuffers::convert(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
-                            std::int64_t to_head, std::int64_t count, std::int64_t heads) {
-  move(from, from_token, from_head, to, to_token, to_head, count, heads, false);
+  cuda::row_kernels(device_.index).sum(device_rows(from), device_rows(more), device_rows(to), sizes_of(from), {stream(), rehearses_});
 }
 
 std::uint64_t DeviceBuffers::start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) {
@@ -146,14 +129,11 @@ void DeviceBuffers::wait(Transport& transport, std::uint64_t ticket) {
   staged_.erase(found);
 }
 
-void DeviceBuffers::clear(const Rows& rows, Range tokens) {
-  if (tokens.size() <= 0 || rehearses_) return;
+void DeviceBuffers::clear(const Rows& rows) {
+  if (rows.tokens <= 0 || rehearses_) return;
   const cuda::driver::Current current(device_.index);
   for (std::int64_t b = 0; b < rows.batch; ++b)
-    cuda::driver::check(cuda::driver::api().set_bytes(reinterpret_cast<cuda::driver::DevicePointer>(rows.at(b, tokens.begin, 0)), 0,
-                                                      static_cast<std::size_t>(tokens.size() * rows.token_stride),
-                                                      static_cast<cuda::driver::StreamHandle>(stream().handle)),
-                        "cuMemsetD8Async");
+    cuda::driver::fill(rows.at(b, 0, 0), 0, static_cast<std::size_t>(rows.tokens * rows.token_stride), stream());
 }
 
 void DeviceBuffers::clear_sums(const Rows& sums) {
@@ -161,23 +141,21 @@ void DeviceBuffers::clear_sums(const Rows& sums) {
   if (none_.data() == nullptr) none_ = cuda::driver::Memory(device_.index, &none, sizeof none);
   Rows from = sums;
   from.data = static_cast<std::byte*>(none_.data()), from.batch_stride = from.token_stride = from.head_stride = from.dim_stride = 0;
-  move(from, 0, 0, sums, 0, 0, sums.tokens, sums.heads, false);
+  move(from, sums, false);
 }
 
 void DeviceBuffers::finish(const Rows& wide, const Rows& sums, const Rows& out, const Rows& lse, const TensorView& sink,
-                           std::int64_t first_head, std::int64_t tokens) {
+                           std::int64_t first_head) {
   cuda::row_kernels(device_.index)
-      .finish(device_rows(wide, 0, 0), device_rows(sums, 0, 0), device_rows(out, 0, 0),
-              lse.data ? device_rows(lse, 0, 0) : cuda::DeviceRows{}, logits(sink, first_head), {wide.batch, tokens, wide.heads, wide.dim},
+      .finish(device_rows(wide), device_rows(sums), device_rows(out), device_rows(lse), logits(sink, first_head), sizes_of(wide),
               {stream(), rehearses_});
 }
 
 void DeviceBuffers::sink_gradient(const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse, const TensorView& sink,
                                   std::int64_t first_head, double* gradient) {
   cuda::row_kernels(device_.index)
-      .sink_gradient(device_rows(out, 0, 0), device_rows(dout, 0, 0), device_rows(lse, 0, 0),
-                     dlse.data ? device_rows(dlse, 0, 0) : cuda::DeviceRows{}, logits(sink, first_head), gradient,
-                     {out.batch, out.tokens, out.heads, out.dim}, {stream(), rehearses_});
+      .sink_gradient(device_rows(out), device_rows(dout), device_rows(lse), device_rows(dlse), logits(sink, first_head), gradient,
+                     sizes_of(out), {stream(), rehearses_});
 }
 
 }  // namespace foveal::dist

@@ -1,5 +1,5 @@
 #pragma once
-// Rows in the memory of a GPU: kernels move and add them in the order of a stream.
+// Rows in the memory of a GPU, moved and added by kernels in stream order.
 #include <map>
 #include <vector>
 
@@ -9,38 +9,32 @@
 
 namespace foveal::dist {
 
-/// Memory that passes reuse: what a pass takes is taken in the same order by the next one. One pass at a time.
+/// Memory that is reused from pass to pass: each takes the same blocks in the same order. One pass at a time.
 class DeviceBuffers final : public RowMemory {
  public:
   /// side_goes_first: CTAs of the side stream start before waiting ones of the caller's.
   explicit DeviceBuffers(bool side_goes_first) : side_(side_goes_first) {}
   ~DeviceBuffers() override;
-  /// A pass on this stream begins: memory taken before is free again. Messages arrive in memory of this transport, if it has its own.
-  /// A rehearsal takes its memory and loads its kernels, and nothing else: either may wait for all that a GPU has to do, and so must not happen in a pass, where that
-  /// may wait for other ranks.
+  /// A pass on this stream begins, which may reuse all memory. Messages arrive in memory of this transport, if it has its own.
+  /// A rehearsal only takes memory and loads kernels. Both may wait for all work of the GPU, which a pass must not: that work may wait for other ranks.
   void begin(Device device, Stream stream, Transport& transport, bool rehearses = false);
   bool rehearses() const { return rehearses_; }
 
   std::byte* take(std::size_t bytes) override;
-  void copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
-            std::int64_t count, std::int64_t heads) override;
-  void add(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
-           std::int64_t count, std::int64_t heads) override;
-  void convert(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
-               std::int64_t to_head, std::int64_t count, std::int64_t heads) override;
+  void copy(const Rows& from, const Rows& to) override { move(from, to, false); }
+  void add(const Rows& from, const Rows& to) override { move(from, to, true); }
   std::uint64_t start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) override;
   void wait(Transport& transport, std::uint64_t ticket) override;
   bool direct() const override { return true; }
 
-  /// Where work runs side by side: the caller's stream, and a side stream.
-  enum class Lane { caller, side };
-  /// All that comes while this lives is in the order of that lane.
-  class On {
+  enum class Lane { caller, side };  ///< the caller's stream, and a side stream
+  /// While this lives, work goes to that lane.
+  class OnLane {
    public:
-    On(DeviceBuffers& buffers, Lane lane) : buffers_(buffers), before_(buffers.lane_) { buffers.lane_ = lane; }
-    ~On() { buffers_.lane_ = before_; }
-    On(const On&) = delete;
-    On& operator=(const On&) = delete;
+    OnLane(DeviceBuffers& buffers, Lane lane) : buffers_(buffers), before_(buffers.lane_) { buffers.lane_ = lane; }
+    ~OnLane() { buffers_.lane_ = before_; }
+    OnLane(const OnLane&) = delete;
+    OnLane& operator=(const OnLane&) = delete;
 
    private:
     DeviceBuffers& buffers_;
@@ -48,22 +42,21 @@ class DeviceBuffers final : public RowMemory {
   };
   Lane lane() const { return lane_; }
   Stream stream() const { return lane_ == Lane::caller ? stream_ : side_.stream(); }
-  /// Scratch of one launch; the next one of its lane has it too.
+  /// Scratch of one launch, shared by the launches of a lane.
   void* workspace(std::size_t bytes);
-  /// From here on launches of the side stream may run, until they are joined.
+  /// The side lane starts after the caller's work so far; the caller's goes on after the side lane's.
   void fork() { side_.fork(device_, stream_); }
   void join() { side_.join(stream_); }
 
-  /// Zeros in all rows of a range of tokens of dense rows.
-  void clear(const Rows& rows, Range tokens);
-  /// -inf in f64 statistics.
+  /// Zeros, in dense rows.
+  void clear(const Rows& rows);
+  /// -inf, in f64 statistics.
   void clear_sums(const Rows& sums);
-  /// out and lse (no data: unwanted) from the wide sums of parts; the sink's logits begin with the head of the first row.
-  void finish(const Rows& wide, const Rows& sums, const Rows& out, const Rows& lse, const TensorView& sink, std::int64_t first_head,
-              std::int64_t tokens);
-  /// to = from + more, in the type of `to`; all of their rows.
+  /// out and lse (no data: unwanted) from the wide sums of parts. first_head: whose sink logit is that of the first row.
+  void finish(const Rows& wide, const Rows& sums, const Rows& out, const Rows& lse, const TensorView& sink, std::int64_t first_head);
+  /// to = from + more, in the type of `to`.
   void convert_sum(const Rows& from, const Rows& more, const Rows& to);
-  /// f64 for each head.
+  /// gradient: f64, one for each head.
   void sink_gradient(const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse, const TensorView& sink, std::int64_t first_head,
                      double* gradient);
 
@@ -76,13 +69,12 @@ class DeviceBuffers final : public RowMemory {
     std::size_t bytes = 0;
     bool of_transport = false;
   };
-  /// Messages by way of host memory.
+  /// Messages staged in host memory, for transports that do not carry device memory.
   struct Staged {
     std::vector<std::vector<std::byte>> memory;
     std::vector<std::pair<Message, std::size_t>> receives;  ///< where to, and from which memory
   };
-  void move(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
-            std::int64_t count, std::int64_t heads, bool adds);
+  void move(const Rows& from, const Rows& to, bool adds);
   void release() noexcept;
   void release(Block& block) noexcept;
   void grow(Block& block, std::size_t bytes, bool for_messages);

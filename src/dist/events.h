@@ -1,5 +1,5 @@
 #pragma once
-// Events of a device that are used again and again, by several threads.
+// A pool of events of a device, for several threads.
 #include <mutex>
 #include <vector>
 
@@ -14,7 +14,7 @@ class Events {
   Events(const Events&) = delete;
   Events& operator=(const Events&) = delete;
 
-  /// One that nobody uses. The device is current.
+  /// The device must be current.
   cuda::driver::EventHandle take() {
     {
       const std::lock_guard lock(mutex_);
@@ -26,7 +26,7 @@ class Events {
     }
     constexpr unsigned no_timing = 2;
     cuda::driver::EventHandle event = nullptr;
-    cuda::driver::check(cuda::driver::api().event_create(&event, no_timing), "cuEventCreate");
+    cuda::driver::call.event_create(&event, no_timing);
     return event;
   }
   void give(cuda::driver::EventHandle event) {

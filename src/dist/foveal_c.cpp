@@ -66,7 +66,7 @@ int make_ranks(foveal_ranks** ranks, const auto& make) {
   });
 }
 
-/// fn(begun) of a collective call. Others wait for this rank: what it refuses before it has begun, it tells them.
+/// fn(begun) of a collective call. Other ranks wait for this one: an error before it has begun is sent to them.
 void telling_of_refusals(dist::Transport& transport, const auto& fn) {
   bool begun = false;
   try {

@@ -1,8 +1,7 @@
-// Both passes of one rank in host memory: gather what the plan says, compute each launch with the passes of one device, merge, and return what others own.
-//
-// A launch is one packed call over segments: rows of the queries' buffer against rows of a step's keys, with their global positions.
-// Forward: out and lse of launches are merged in f32 (f64 for f64), the sink joins at the end. Backward: P = exp(s - lse) of the whole row,
-// so launches are independent; dk and dv are summed by their owner in the order of ranks, gradients of parameters in f64 likewise.
+// Forward and backward pass of one rank in host memory. A launch is one packed call over segments: rows of the queries' buffer against rows of a
+// step's keys, with their global positions.
+// Forward: launches are merged by their lse in f32 (f64 for f64), and the sink joins at the end. Backward: P = exp(s - lse) with the lse of all
+// keys, so launches are independent. Gradients of keys are summed by their owner and those of parameters by every rank, in the order of ranks.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,20 +11,19 @@
 #include "base/dtype.h"
 #include "base/far_row.h"
 #include "base/strided.h"
-#include "dist/pass.h"
+#include "dist/rank_pass.h"
 
 namespace foveal::dist {
 namespace {
 
 constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
-/// Passes over host memory.
-class HostPass : protected Pass {
+class HostPass : protected RankPass {
  public:
-  HostPass(const Context& context, Buffers& buffers) : Pass(context, buffers), buffers_(buffers) {}
+  HostPass(const Context& context, Buffers& buffers) : RankPass(context, buffers), buffers_(buffers) {}
 
  protected:
-  /// The table of a launch: each segment in every row of the batch.
+  /// Each segment of a launch once per batch entry.
   Segments segments(const std::vector<Segment>& launch, const Step& step, std::vector<std::int64_t>& table) const {
     table.clear();
     for (std::int64_t b = 0; b < c_.batch(); ++b)
@@ -43,7 +41,7 @@ class HostPass : protected Pass {
     return result;
   }
 
-  /// The sink's logit of a head of the whole; none: -inf.
+  /// The sink's logit of a global head; -inf without a sink.
   double sink(const std::vector<ParamBinding>& params, std::int64_t head) const {
     const TensorView logits = sink_of(params);
     return logits.present() ? base::load(logits.data, logits.dtype, head * logits.strides[0]) : minus_infinity;
@@ -57,7 +55,6 @@ class ForwardPass : HostPass {
   using HostPass::HostPass;
 
   void run(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
-    const Rows out_shard = rows_of(outputs.out);
     const Rows q = query_rows(c_.shapes.dtype, c_.shapes.head_dim);
     const Gather queries = gather(c_.queries_to, c_.mine.queries, {{rows_of(inputs.q), q, false}});
     std::vector<Rows> k, v;
@@ -70,8 +67,7 @@ class ForwardPass : HostPass {
     }
     finish(queries);
     out_ = query_rows(c_.wide(), c_.shapes.head_dim_v), part_ = query_rows(c_.wide(), c_.shapes.head_dim_v);
-    lse_ = buffers_.statistics(c_.wide(), c_.batch(), c_.mine.q_rows, heads(false).size());
-    part_lse_ = buffers_.statistics(c_.wide(), c_.batch(), c_.mine.q_rows, heads(false).size());
+    lse_ = query_statistics(c_.wide()), part_lse_ = query_statistics(c_.wide());
     each_lse([&](std::int64_t, std::int64_t, std::int64_t, std::byte* lse) { base::store(lse, lse_.dtype, 0, minus_infinity); });
 
     const Attention attention = without_sink();
@@ -80,31 +76,27 @@ class ForwardPass : HostPass {
       const Step& step = c_.mine.steps[i];
       finish(keys[i]);
       for (const std::vector<Segment>& launch : step.launches) {
-        ForwardInputs in{.q = packed_view(q), .k = packed_view(k[i]), .v = packed_view(v[i]), .params = inputs.params};
+        ForwardInputs in{.q = packed_tensor(q), .k = packed_tensor(k[i]), .v = packed_tensor(v[i]), .params = inputs.params};
         in.rng = inputs.rng;
         in.segments = segments(launch, step, table);
-        foveal::forward(attention, in, {.out = packed_view(part_), .lse = packed_statistics(part_lse_)}, {}, c_.options.plan);
+        foveal::forward(attention, in, {.out = packed_tensor(part_), .lse = packed_statistics(part_lse_)}, {}, c_.options.plan);
         for (const Segment& s : launch) merge(s);
       }
     }
     if (c_.attention.sink) join_sink(inputs.params);
 
-    std::vector<Role> results{{out_shard, query_rows(c_.shapes.dtype, c_.shapes.head_dim_v), false}};
-    dist::convert(out_, 0, 0, results[0].buffer, 0, 0, c_.mine.q_rows, heads(false).size());
+    const Rows out = query_rows(c_.shapes.dtype, c_.shapes.head_dim_v), shard = rows_of(outputs.out);
+    buffers_.copy(out_, out);
     Buffers unwanted;
-    results.push_back({outputs.lse.present() ? statistics_of(outputs.lse)
-                                             : unwanted.statistics(c_.wide(), c_.batch(), out_shard.tokens, c_.shapes.heads_q),
-                       lse_, false});
-    const Return back = send_back(c_.mine.queries, c_.queries_to, results);
-    wait(back);
-    take_own(c_.mine.queries, results, false);
-    for (const Arrival& arrival : back.arrivals) take_back(arrival, false);
+    const Rows lse =
+        outputs.lse.present() ? statistics_of(outputs.lse) : unwanted.statistics(c_.wide(), c_.batch(), shard.tokens, c_.shapes.heads_q);
+    return_queries({{shard, out, false}, {lse, lse_, false}});
     refuse_far_rows();
   }
 
  private:
-  /// Two sums of exponentials whose logarithms are both far from 0, and near each other: which is the larger is lost in rounding.
-  bool cannot_tell(double a, double b) const {
+  /// Both logarithms are so large that rounding hides which of two close ones is the larger.
+  bool is_ambiguous(double a, double b) const {
     const double largest = std::max(a, b), lost = 4 * base::epsilon(lse_.dtype) * std::abs(largest);
     return base::is_far(largest) && lost > base::far_lse * 4 * base::epsilon(DType::f32) / 2 && std::abs(a - b) < 32 + lost;
   }
@@ -127,7 +119,7 @@ class ForwardPass : HostPass {
         for (std::int64_t t = 0; t < lse_.tokens; ++t) see(b, t, h, lse_.at(b, t, h));
   }
 
-  /// out = out * weight + part * part_weight, as weights say; exactly the part where there was nothing before.
+  /// out = out * weight + part * part_weight; exactly the part for weight 0, where out may be anything.
   void mix(std::int64_t b, std::int64_t t, std::int64_t h, double weight, double part_weight) const {
     std::byte *to = out_.at(b, t, h), *from = part_.at(b, t, h);
     for (std::int64_t d = 0; d < out_.dim; ++d) {
@@ -148,7 +140,7 @@ class ForwardPass : HostPass {
             base::store(sum, lse_.dtype, 0, other);
             continue;
           }
-          if (cannot_tell(mine, other)) ++far_rows_;
+          if (is_ambiguous(mine, other)) ++far_rows_;
           const double largest = std::max(mine, other), a = std::exp(mine - largest), c = std::exp(other - largest);
           mix(b, t, h, a / (a + c), c / (a + c));
           base::store(sum, lse_.dtype, 0, largest + std::log(a + c));
@@ -160,7 +152,7 @@ class ForwardPass : HostPass {
       const double logit = sink(params, heads(false).begin + h), lse = base::load(place, lse_.dtype, 0);
       if (logit == minus_infinity) return;
       if (lse == minus_infinity) return base::store(place, lse_.dtype, 0, logit);
-      if (cannot_tell(lse, logit)) ++far_rows_;
+      if (is_ambiguous(lse, logit)) ++far_rows_;
       const double largest = std::max(lse, logit), sum = std::exp(lse - largest) + std::exp(logit - largest);
       const double keep = std::exp(lse - largest) / sum;
       std::byte* out = out_.at(b, t, h);
@@ -178,16 +170,15 @@ class BackwardPass : HostPass {
   using HostPass::HostPass;
 
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
-    const std::int64_t dim = c_.shapes.head_dim, dim_v = c_.shapes.head_dim_v, share = heads(false).size();
+    const std::int64_t dim = c_.shapes.head_dim, dim_v = c_.shapes.head_dim_v;
     const DType own = c_.shapes.dtype, wide = c_.wide();
     const Rows q = query_rows(own, dim), out = query_rows(own, dim_v), dout = query_rows(own, dim_v);
-    const Rows lse = buffers_.statistics(wide, c_.batch(), c_.mine.q_rows, share);
-    const Rows dlse = buffers_.statistics(wide, c_.batch(), c_.mine.q_rows, share);
+    const Rows lse = query_statistics(wide), dlse = query_statistics(wide);
     const Rows q_shard = rows_of(inputs.q), k_shard = rows_of(inputs.k), v_shard = rows_of(inputs.v);
-    // Where terms that are the same for all keys of a row matter, they do in every launch: dlse says so.
+    // dlse makes each launch keep the terms that cancel over all keys of a row: they do not over the keys of one launch.
     const bool has_dlse = inputs.dlse.present() || c_.attention.sink.has_value();
     const Rows dlse_shard = buffers_.statistics(wide, c_.batch(), q_shard.tokens, c_.shapes.heads_q);
-    if (inputs.dlse.present()) dist::copy(statistics_of(inputs.dlse), 0, 0, dlse_shard, 0, 0, q_shard.tokens, c_.shapes.heads_q);
+    if (inputs.dlse.present()) buffers_.copy(statistics_of(inputs.dlse), dlse_shard);
     const Gather queries = gather(c_.queries_to, c_.mine.queries,
                                   {{q_shard, q, false},
                                    {rows_of(inputs.out), out, false},
@@ -204,7 +195,7 @@ class BackwardPass : HostPass {
       keys.push_back(gather(c_.keys_to[i], step.keys, {{k_shard, k[i], true}, {v_shard, v[i], true}}));
     }
     finish(queries);
-    prepare_params(inputs.params, outputs.dparams);
+    prepare_params(outputs.dparams);
 
     const Rows dq = query_rows(wide, dim), part_dq = query_rows(wide, dim);
     const Attention attention = without_sink();
@@ -218,23 +209,22 @@ class BackwardPass : HostPass {
       finish(keys[i]);
       const Rows part_dk = key_rows(step, wide, dim), part_dv = key_rows(step, wide, dim_v);
       for (const std::vector<Segment>& launch : step.launches) {
-        BackwardInputs in{.q = packed_view(q),
-                          .k = packed_view(k[i]),
-                          .v = packed_view(v[i]),
-                          .out = packed_view(out),
+        BackwardInputs in{.q = packed_tensor(q),
+                          .k = packed_tensor(k[i]),
+                          .v = packed_tensor(v[i]),
+                          .out = packed_tensor(out),
                           .lse = packed_statistics(lse),
-                          .dout = packed_view(dout)};
+                          .dout = packed_tensor(dout)};
         if (has_dlse) in.dlse = packed_statistics(dlse);
         in.params = inputs.params;
         in.rng = inputs.rng;
         in.segments = segments(launch, step, table);
-        BackwardOutputs results{.dq = packed_view(part_dq), .dk = packed_view(part_dk), .dv = packed_view(part_dv)};
+        BackwardOutputs results{.dq = packed_tensor(part_dq), .dk = packed_tensor(part_dk), .dv = packed_tensor(part_dv)};
         results.dparams = parts_;
         foveal::backward(attention, in, results, {}, c_.options.plan);
         for (const Segment& s : launch) {
-          dist::add(part_dq, s.q_row, 0, dq, s.q_row, 0, s.q_rows, share);
-          dist::add(part_dk, s.kv_row, 0, dk[i], s.kv_row, 0, s.kv_rows, heads(true).size());
-          dist::add(part_dv, s.kv_row, 0, dv[i], s.kv_row, 0, s.kv_rows, heads(true).size());
+          buffers_.add(part_dq.slice(s.rows()), dq.slice(s.rows()));
+          buffers_.add(part_dk.slice(s.keys()), dk[i].slice(s.keys())), buffers_.add(part_dv.slice(s.keys()), dv[i].slice(s.keys()));
         }
         for (std::size_t j = 0; j < part_values_.size(); ++j) sums_[j] += part_values_[j];
       }
@@ -251,44 +241,38 @@ class BackwardPass : HostPass {
         for (const Arrival& arrival : returns[i].arrivals)
           if (arrival.peer == rank) take_back(arrival, true);
       }
-    if (outputs.dk.present()) dist::convert(dk_sum, 0, 0, rows_of(outputs.dk), 0, 0, k_shard.tokens, c_.shapes.heads_kv);
-    if (outputs.dv.present()) dist::convert(dv_sum, 0, 0, rows_of(outputs.dv), 0, 0, k_shard.tokens, c_.shapes.heads_kv);
+    if (outputs.dk.present()) buffers_.copy(dk_sum, rows_of(outputs.dk));
+    if (outputs.dv.present()) buffers_.copy(dv_sum, rows_of(outputs.dv));
     sum_params(outputs.dparams);
   }
 
  private:
-  /// The gradients of the queries go to the ranks whose queries these are.
-  void return_dq(const Rows& dq, std::int64_t shard_tokens, const BackwardOutputs& outputs) {
-    const DType own = c_.shapes.dtype;
-    const std::int64_t dim = c_.shapes.head_dim;
-    const Rows dq_own = query_rows(own, dim);
-    dist::convert(dq, 0, 0, dq_own, 0, 0, c_.mine.q_rows, heads(false).size());
+  void return_dq(const Rows& sum, std::int64_t shard_tokens, const BackwardOutputs& outputs) {
+    const Rows dq = query_rows(c_.shapes.dtype, c_.shapes.head_dim);
+    buffers_.copy(sum, dq);
     Buffers unwanted;
-    const std::vector<Role> dq_role{
-        {outputs.dq.present() ? rows_of(outputs.dq) : unwanted.rows(own, c_.batch(), shard_tokens, c_.shapes.heads_q, dim), dq_own, false}};
-    const Return dq_back = send_back(c_.mine.queries, c_.queries_to, dq_role);
-    wait(dq_back);
-    take_own(c_.mine.queries, dq_role, false);
-    for (const Arrival& arrival : dq_back.arrivals) take_back(arrival, false);
+    const Rows shard = outputs.dq.present() ? rows_of(outputs.dq)
+                                            : unwanted.rows(dq.dtype, c_.batch(), shard_tokens, c_.shapes.heads_q, c_.shapes.head_dim);
+    return_queries({{shard, dq, false}});
   }
 
-  /// f64 accumulators for the gradients that are wanted, one after the other, and the parts of a launch.
-  void prepare_params(const std::vector<ParamBinding>&, const std::vector<ParamBinding>& wanted) {
+  /// f64 accumulators of all wanted gradients, one after the other, and what one launch adds to them.
+  void prepare_params(const std::vector<ParamBinding>& wanted) {
     std::int64_t total = 0;
     for (const ParamBinding& w : wanted) first_.push_back(total), total += w.tensor.numel();
     sums_.assign(static_cast<std::size_t>(total), 0);
     part_values_.assign(static_cast<std::size_t>(total), 0);
     for (std::size_t i = 0; i < wanted.size(); ++i) {
-      if (is_sink(wanted[i])) continue;
+      if (c_.is_sink(wanted[i])) continue;
       parts_.push_back({wanted[i].param, base::contiguous_like(wanted[i].tensor, part_values_.data() + first_[i], DType::f64)});
     }
   }
 
-  /// d / d sink = - sum over rows of p(sink) * delta, delta = dout . out - dlse; over the queries that this rank computes.
+  /// d / d sink = - sum over rows of p(sink) * delta, delta = dout . out - dlse.
   void add_dsink(const std::vector<ParamBinding>& params, const std::vector<ParamBinding>& wanted, const Rows& out, const Rows& dout,
                  const Rows& lse, const Rows& dlse) {
     for (std::size_t i = 0; i < wanted.size(); ++i) {
-      if (!is_sink(wanted[i])) continue;
+      if (!c_.is_sink(wanted[i])) continue;
       for (std::int64_t h = 0; h < lse.heads; ++h) {
         const std::int64_t head = heads(false).begin + h;
         const double logit = sink(params, head);
@@ -298,7 +282,7 @@ class BackwardPass : HostPass {
             const double of_row = base::load(lse.at(b, t, h), lse.dtype, 0), p = std::exp(logit - of_row);
             if (p == 0 || of_row == minus_infinity) continue;
             double delta = -base::load(dlse.at(b, t, h), dlse.dtype, 0);
-            if (p != 1)  // 1: no keys, and out is the constant 0
+            if (p != 1)  // 1: a row without keys, whose out is the constant 0
               for (std::int64_t d = 0; d < out.dim; ++d)
                 delta += base::load(dout.at(b, t, h), dout.dtype, d) * base::load(out.at(b, t, h), out.dtype, d);
             sum -= p * delta;
@@ -329,11 +313,11 @@ class BackwardPass : HostPass {
 
 }  // namespace
 
-void run_forward(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers) {
+void run_pass(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers) {
   ForwardPass(context, buffers).run(inputs, outputs);
 }
 
-void run_backward(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, Buffers& buffers) {
+void run_pass(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, Buffers& buffers) {
   BackwardPass(context, buffers).run(inputs, outputs);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Which rank holds which tokens. An axis of tokens is a row of sequences (one for a dense batch, whose rows are cut alike); chunks of it
-// are dealt to ranks, and the chunks of a rank, in the order of the axis, are its shard.
+// Which rank holds which tokens. The axis of tokens is a list of sequences (a single one for a dense batch, whose rows are cut alike). Chunks of it
+// are dealt to ranks; a rank's chunks, in the order of the axis, are its shard.
 #include <cstdint>
 #include <vector>
 
@@ -35,11 +35,11 @@ class Layout {
   /// Where a sequence begins on the axis.
   std::int64_t first(std::int32_t sequence) const { return first_[static_cast<std::size_t>(sequence)]; }
 
-  /// The pieces of chunks that cover these tokens of a sequence, in order.
+  /// The parts of chunks that cover these tokens of a sequence, in order.
   std::vector<Chunk> owners(std::int32_t sequence, Range tokens) const;
   /// For each row of a rank's shard its token of the axis.
   std::vector<std::int64_t> tokens_of(int rank) const;
-  /// For each token of the axis its place among all shards, one rank's after the other's: the inverse of tokens_of for all ranks.
+  /// For each token of the axis its row in the concatenated shards: the inverse of tokens_of over all ranks.
   std::vector<std::int64_t> places() const;
 
  private:

@@ -174,7 +174,7 @@ void Mailbox::throw_failure() const {
   if (has_failed()) base::fail(ErrorCode::communication, "context parallelism: ", header_->failure.data());
 }
 
-void Mailbox::look_for_the_dead() noexcept {
+void Mailbox::check_processes() noexcept {
   for (int rank = 0; rank < size_; ++rank) {
     if (rank == rank_ || of(rank).state.load(std::memory_order_acquire) == State::left) continue;
     struct flock lock = byte_of(rank);

@@ -1,6 +1,6 @@
 #pragma once
-// Shared memory of the ranks of one host: small messages between their processes, and where their GPUs find each other's memory. Whoever ends,
-// however it ends, is seen by the others: the kernel drops its lock on the file.
+// Shared memory of the ranks of one host: small messages between their processes, and the handles of device memory. A process that ends in any way is
+// noticed by the others: the operating system drops its lock on the file.
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -25,7 +25,7 @@ class Mailbox {
     cuda::driver::IpcHandle handle;
     std::uint64_t address, bytes;
   };
-  /// Where the next message goes, as its receiver says.
+  /// Where the receiver wants the next message.
   struct Post {
     std::uint64_t allocation, generation, offset, bytes;
   };
@@ -38,12 +38,12 @@ class Mailbox {
   enum class State : std::uint32_t { absent, here, works, fails, left };
   struct Rank {
     std::atomic<State> state;
-    std::array<char, 256> why;                           ///< it fails
-    std::uint64_t process;                               ///< the same for ranks of one process
-    int device;                                          ///< as that process counts
-    std::array<char, 16> gpu;                            ///< its UUID
-    std::atomic<std::uint64_t> deaths;                   ///< allocations that it gave up
-    std::atomic<std::uint64_t> deaths_seen[most_ranks];  ///< by it, of each other rank
+    std::array<char, 256> why;                             ///< it fails
+    std::uint64_t process;                                 ///< the same for ranks of one process
+    int device;                                            ///< as that process counts
+    std::array<char, 16> gpu;                              ///< its UUID
+    std::atomic<std::uint64_t> releases;                   ///< allocations that it released
+    std::atomic<std::uint64_t> releases_seen[most_ranks];  ///< by it, of each other rank
     Allocation allocations[most_allocations];
     std::atomic<std::uint64_t> gathered;  ///< rounds of gather() that it has taken part in
     std::byte memory[2][most_gathered];   ///< of the last two rounds
@@ -51,7 +51,7 @@ class Mailbox {
 
   /// A name that no other mailbox has.
   static std::string new_name();
-  /// Rank 0 makes it, the others wait for it, all for each other: at most so many seconds. Throws communication.
+  /// Collective: rank 0 creates it, and all wait for each other, at most so many seconds. Throws communication.
   Mailbox(const std::string& name, int rank, int size, double time_limit);
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
@@ -62,7 +62,7 @@ class Mailbox {
   void* memory() const { return memory_; }
   std::size_t bytes() const { return bytes_; }
 
-  /// The bytes of all ranks, in their order.
+  /// All-gather of small messages.
   void gather(const void* mine, std::size_t bytes, void* all);
 
   /// Waits until ready() holds; throws what failed() says, or communication after the time limit. what: for its message.
@@ -71,13 +71,13 @@ class Mailbox {
     for (long tries = 0; !ready(); ++tries) pause(tries, what);
   }
 
-  /// The first failure of any rank is everybody's.
+  /// The first failure of any rank is the failure of all.
   void fail(const char* why) noexcept;
   bool has_failed() const;
   const void* failure_word() const;  ///< 32 bits, 0 unless some rank failed
   void throw_failure() const;
-  /// Fails when a rank is gone. From time to time.
-  void look_for_the_dead() noexcept;
+  /// Fails when the process of a rank is gone.
+  void check_processes() noexcept;
 
  private:
   struct Header;
@@ -96,7 +96,7 @@ class Mailbox {
   double waited_since_ = 0;
 };
 
-/// The same for processes that can share a mailbox: what names this host and its shared memory.
+/// Identifies this host and its shared memory: equal for processes that can share a mailbox.
 std::string mailbox_host();
 
 }  // namespace foveal::dist

@@ -147,7 +147,7 @@ class MpiTransport final : public Transport {
         if (tries % 64 != 63) continue;
         look_for_failures();
         if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > time_limit_) {
-          tell(base::join("rank ", rank_, " waited ", time_limit_, " s for rank ", request.peer));
+          set_failure(base::join("rank ", rank_, " waited ", time_limit_, " s for rank ", request.peer));
           look_for_failures();
         }
       }
@@ -156,13 +156,13 @@ class MpiTransport final : public Transport {
 
   void all_gather(const void* mine, std::size_t bytes, void* all) override { all_gather_by_messages(*this, mine, bytes, all); }
 
-  void fail(const std::string& why) noexcept override { tell(base::join("rank ", rank_, " failed: ", why)); }
+  void fail(const std::string& why) noexcept override { set_failure(base::join("rank ", rank_, " failed: ", why)); }
 
  private:
   using Word = std::array<char, 512>;
 
-  void tell(const std::string& failure) noexcept {
-    if (!failure_.empty()) return;  // who told this rank told all
+  void set_failure(const std::string& failure) noexcept {
+    if (!failure_.empty()) return;  // all ranks know it
     failure_ = failure;
     const auto word = std::make_shared<Word>();
     std::memcpy(word->data(), failure_.data(), std::min(failure_.size(), word->size() - 1));

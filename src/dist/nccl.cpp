@@ -1,4 +1,4 @@
-// Ranks with a GPU each, by NCCL. libnccl is loaded at run time, so the few types of its binary interface stand here.
+// Ranks with a GPU each, by NCCL. libnccl is loaded at run time, so that its few types are declared here.
 #include <dlfcn.h>
 
 #include <array>
@@ -55,7 +55,7 @@ struct Library {
 
 Library load() {
   Library nccl{};
-  void* image = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);  // the process has one already: a second one would be a trap
+  void* image = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);  // if the process has loaded one already, take that
   if (image == nullptr && dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) image = dlopen(nullptr, RTLD_NOW);
   if (image == nullptr) image = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
   if (image == nullptr) {
@@ -94,7 +94,7 @@ void check(int result, const char* what) {
 
 constexpr int one_byte = 0;  ///< ncclInt8
 
-/// Transfers have a stream of their own. A thread watches for those that take too long.
+/// Transfers run on a stream of their own; a watchdog thread ends those that take too long.
 class NcclTransport final : public Transport {
  public:
   NcclTransport(const UniqueId& id, int rank, int size, Device device, const NcclOptions& options)
@@ -110,7 +110,7 @@ class NcclTransport final : public Transport {
     check(nccl_.CommInitRankConfig(&communicator_, size, id, rank, &config), "ncclCommInitRankConfig");
     constexpr unsigned non_blocking = 1;
     constexpr int first = -5;  // the driver takes the nearest that there is
-    driver::check(driver::api().stream_create_with_priority(&stream_, non_blocking, first), "cuStreamCreateWithPriority");
+    driver::call.stream_create_with_priority(&stream_, non_blocking, first);
     watch_ = std::thread([this] { watch(); });
   }
   ~NcclTransport() override {
@@ -144,7 +144,7 @@ class NcclTransport final : public Transport {
 
   std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives) override {
     const driver::Current current(device_);
-    return issue(static_cast<driver::StreamHandle>(stream.handle), [&] {
+    return issue(driver::handle_of(stream), [&] {
       check(nccl_.GroupStart(), "ncclGroupStart");
       for (const Message& m : sends)
         if (m.bytes > 0) check(nccl_.Send(m.data, m.bytes, one_byte, m.peer, communicator_, stream_), "ncclSend");
@@ -159,7 +159,7 @@ class NcclTransport final : public Transport {
     const auto found = arrived_.find(ticket);
     if (found == arrived_.end()) return;
     const driver::Current current(device_);
-    driver::check(driver::api().stream_wait_event(static_cast<driver::StreamHandle>(stream.handle), found->second, 0), "cuStreamWaitEvent");
+    driver::call.stream_wait_event(driver::handle_of(stream), found->second, 0);
     events_.give(found->second);
     arrived_.erase(found);
   }
@@ -178,8 +178,8 @@ class NcclTransport final : public Transport {
     const driver::Current current(device_);
     issue(stream_, [&] { check(nccl_.AllGather(there + total, there, bytes, one_byte, communicator_, stream_), "ncclAllGather"); });
     const driver::EventHandle event = events_.take();
-    driver::check(driver::api().event_record(event, stream_), "cuEventRecord");
-    for (int tries = 0; driver::api().event_query(event) != 0; ++tries) {  // the watching thread ends what takes too long
+    driver::call.event_record(event, stream_);
+    for (int tries = 0; driver::api().event_query(event) != 0; ++tries) {  // the watchdog ends what takes too long
       throw_failure();
       if (tries > 1000) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
@@ -200,16 +200,16 @@ class NcclTransport final : public Transport {
     Clock::time_point begun{};
   };
 
-  /// Puts transfers on their stream, after what `before` holds so far.
+  /// Enqueues transfers after the work of `before` so far.
   template <class Put>
   std::uint64_t issue(driver::StreamHandle before, Put&& put) {
     throw_failure();
     const driver::EventHandle begins = events_.take(), ends = events_.take(), arrived = events_.take();
-    driver::check(driver::api().event_record(begins, before), "cuEventRecord");
-    driver::check(driver::api().stream_wait_event(stream_, begins, 0), "cuStreamWaitEvent");
+    driver::call.event_record(begins, before);
+    driver::call.stream_wait_event(stream_, begins, 0);
     put();
-    driver::check(driver::api().event_record(ends, stream_), "cuEventRecord");
-    driver::check(driver::api().event_record(arrived, stream_), "cuEventRecord");
+    driver::call.event_record(ends, stream_);
+    driver::call.event_record(arrived, stream_);
     const std::lock_guard lock(mutex_);
     watched_.push_back({begins, ends});
     arrived_.emplace(++last_, arrived);
@@ -225,7 +225,7 @@ class NcclTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     if (!failure_.empty()) base::fail(ErrorCode::communication, "context parallelism: ", failure_);
   }
-  /// Transfers under way end at once, here; what they were to bring is lost.
+  /// Aborts transfers under way, whose data are lost.
   void end_with(const std::string& why) noexcept {
     if (!failure_.empty()) return;
     failure_ = why;

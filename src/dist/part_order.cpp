@@ -39,7 +39,7 @@ class Covered {
   std::vector<Range> ranges_;
 };
 
-/// Pairs that a segment computes, as far as tiles of the workload tell.
+/// Pairs that a segment computes, at the granularity of the workload's tiles.
 std::int64_t pairs_of(const Workload& workload, const Segment& s) {
   const SequenceWork& of_one = *workload.sequences[static_cast<std::size_t>(s.sequence)];
   const std::int64_t unit = of_one.unit(), q_end = s.q_first + s.q_rows, kv_end = s.kv_first + s.kv_rows;
@@ -53,7 +53,7 @@ std::int64_t pairs_of(const Workload& workload, const Segment& s) {
   return pairs;
 }
 
-/// The same of a launch; of closed sequences as if they were causal.
+/// The same of a launch; closed sequences count as causal.
 std::int64_t pairs_of(const Workload& workload, const PartLaunch& launch) {
   if (launch.closed.empty()) return pairs_of(workload, launch.segment);
   std::int64_t pairs = 0;
@@ -61,13 +61,13 @@ std::int64_t pairs_of(const Workload& workload, const PartLaunch& launch) {
   return pairs;
 }
 
-/// Finds rows whose keys are all in one launch's reach.
+/// Finds rows that one launch can give all their keys.
 class WholeRows {
  public:
   WholeRows(const Workload& workload, const RankPlan& mine, const OrderRequest& request)
       : workload_(workload), mine_(mine), request_(request) {}
 
-  /// Launches for these queries of one stretch, or nothing where their keys do not lie so.
+  /// Launches for consecutive queries, or nothing where their keys do not allow it.
   std::optional<std::vector<PartLaunch>> launches(const Transfer& queries) const {
     const Range rows = queries.tokens;
     const std::optional<Range> all = keys_of(queries.sequence, rows);
@@ -75,7 +75,7 @@ class WholeRows {
     if (all->size() == 0) return std::vector<PartLaunch>{};
     if (const Transfer* own = holds(queries.sequence, *all)) return std::vector{on_own(queries, rows, *all, *own)};
     if (!request_.spread) return std::nullopt;
-    // Under a window rows away from the border need own keys only.
+    // Under a window only rows near the border need received keys.
     const std::int64_t border = first_of_own(queries, rows);
     std::vector<PartLaunch> found;
     if (border < rows.end) {
@@ -164,7 +164,7 @@ class WholeRows {
   const OrderRequest& request_;
 };
 
-/// The rows of a segment from the first to the last that needs some of its keys: under a window few rows of a chunk need another rank's.
+/// Cuts off rows at both ends that need none of the segment's keys: under a window few rows of a chunk need another rank's.
 Segment rows_that_need(const Workload& workload, Segment s) {
   const SequenceWork& of_one = *workload.sequences[static_cast<std::size_t>(s.sequence)];
   const std::int64_t unit = of_one.unit(), end = s.q_first + s.q_rows, kv_end = s.kv_first + s.kv_rows;
@@ -200,7 +200,7 @@ bool is_closed(const Workload& workload, const Transfer& queries) {
   return queries.tokens == Range{0, workload.lengths_q[static_cast<std::size_t>(queries.sequence)]};
 }
 
-/// Packed sequences that are this rank's alone, as few calls as neighbours in the shard allow.
+/// Packed sequences that this rank holds whole, neighbours in the shard in one call.
 std::vector<PartLaunch> closed_launches(const Workload& workload, const RankPlan& mine) {
   std::vector<PartLaunch> launches;
   for (const Transfer& queries : mine.queries) {
@@ -218,7 +218,7 @@ std::vector<PartLaunch> closed_launches(const Workload& workload, const RankPlan
   return launches;
 }
 
-/// Launches that begin before so many pairs are computed run beside transfers; the last of them is cut, for the rest has the whole GPU.
+/// The first transfer_pairs overlap transfers; the launch across that limit is cut, so that the rest has the whole GPU.
 void leave_multiprocessors(std::vector<PartLaunch>& launches, const Workload& workload, std::int64_t transfer_pairs) {
   constexpr std::int64_t unit = 128;
   std::int64_t begun = 0;
@@ -243,7 +243,7 @@ void leave_multiprocessors(std::vector<PartLaunch>& launches, const Workload& wo
   }
 }
 
-/// Own launches beyond what hides the keys' way here go to the end, where they hide the way back of dk and dv.
+/// Own launches that are not needed to hide the arrival of keys go to the end, where they hide the return of dk and dv.
 void return_early(std::vector<PartLaunch>& launches, const Workload& workload, std::int64_t transfer_pairs) {
   const auto remote = std::find_if(launches.begin(), launches.end(), [](const PartLaunch& l) { return l.step > 0; });
   std::int64_t begun = 0;
@@ -252,7 +252,7 @@ void return_early(std::vector<PartLaunch>& launches, const Workload& workload, s
   std::rotate(later, remote, launches.end());
 }
 
-/// Launches with some rows in common share what is found of these, if one of them has them all and the others begin and end where tiles do.
+/// Launches with rows in common share their statistics, if one of them has all these rows and the others are aligned to tiles.
 void keep_rows(PartOrder& order) {
   struct Group {
     Range rows;
@@ -293,7 +293,7 @@ void keep_rows(PartOrder& order) {
   }
 }
 
-/// Launches that have own keys to themselves give their gradients in whole.
+/// Launches that are alone with own keys give their final gradients.
 void find_whole_keys(PartOrder& order, const std::vector<Range>& sent) {
   for (std::size_t i = 0; i < order.launches.size(); ++i) {
     PartLaunch& launch = order.launches[i];
@@ -306,8 +306,8 @@ void find_whole_keys(PartOrder& order, const std::vector<Range>& sent) {
   }
 }
 
-/// A launch whose rows no other has met writes; rows that it does not write first are cleared.
-void find_what_is_there(PartOrder& order, const RankPlan& mine, bool forward, std::int64_t shard_tokens) {
+/// The first launch of a row writes, later ones add; rows that no launch writes are cleared.
+void find_accumulation(PartOrder& order, const RankPlan& mine, bool forward, std::int64_t shard_tokens) {
   Covered q, q_written, q_final, kv_final;
   std::vector<Covered> kv(mine.steps.size()), kv_written(mine.steps.size());
   for (PartLaunch& launch : order.launches) {
@@ -342,7 +342,7 @@ void find_what_is_there(PartOrder& order, const RankPlan& mine, bool forward, st
 PartOrder part_order(const ContextPlan& plan, const Workload& workload, const RankPlan& mine, const OrderRequest& request) {
   PartOrder order;
   std::vector<PartLaunch> spread;
-  std::vector<Block> others;  // of queries whose rows are met by parts
+  std::vector<Block> others;  // of queries that need several parts
   const std::vector<Block>& blocks = plan.blocks[static_cast<std::size_t>(plan.group_of(mine.rank))];
   const WholeRows whole_rows(workload, mine, request);
   const bool any_whole = request.forward && request.whole_rows;
@@ -368,7 +368,7 @@ PartOrder part_order(const ContextPlan& plan, const Workload& workload, const Ra
   for (PartLaunch& launch : spread) order.launches.push_back(std::move(launch));
   if (request.keeps_rows) keep_rows(order);
   if (request.whole_keys) find_whole_keys(order, request.sent);
-  find_what_is_there(order, mine, request.forward, plan.kv.tokens(mine.rank));
+  find_accumulation(order, mine, request.forward, plan.kv.tokens(mine.rank));
   return order;
 }
 

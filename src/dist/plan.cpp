@@ -333,7 +333,7 @@ Candidate least(const std::vector<const Workload*>& workloads, const PlanRequest
           made.plans.push_back(planned(*w, request, deal, made.layout.dealt, head_groups));
           time += decisive_ns(made.plans.back());
         }
-        // The simplest is asked first; another one must be faster by more than the model can know.
+        // The simplest comes first; another one must be faster by more than the error of the model.
         if (least < 0 || time < least - least / 100) least = time, best = std::move(made);
       }
     }

@@ -1,9 +1,9 @@
 #pragma once
-// The plan of a context-parallel attention, as a value: who holds which tokens, who computes which blocks, what travels and when, and what
-// that costs. A pure function of the workload, the machine and the options: the same on every rank, and testable without a device.
+// The plan of a context-parallel attention, as a value: who holds which tokens, who computes which blocks, what is sent when, and what that costs.
+// A pure function of the workload, the machine and the options: equal on every rank, and testable without a device.
 //
 // Ranks form a grid: rank = group * head_groups + member. The ranks of a group share their queries and keep one share of the heads each;
-// between groups keys and values travel, and sums of their gradients back.
+// groups exchange keys and values, and the sums of their gradients.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,19 +16,19 @@
 
 namespace foveal::dist {
 
-/// Links and rates that times are predicted with: given, never measured, for every rank must find the same.
+/// Links and rates for predicted times: constants, never measured, so that every rank gets the same plan.
 struct Machine {
   std::string name = "nvlink";
   std::int64_t ranks_per_host = 8;
   std::int64_t forward_gflops = 655'000, backward_gflops = 560'000;  ///< of one rank
   std::int64_t grouped_gflops = 525'000;                             ///< of a backward pass whose query heads share keys
-  std::int64_t memory_mbytes = 2'000'000;                            ///< a second, of passes over rows beside the products
+  std::int64_t memory_mbytes = 2'000'000;                            ///< a second, of memory-bound passes over rows
   std::int64_t host_mbytes = 370'000, network_mbytes = 45'000;       ///< a second, each way, of one rank: inside a host, between hosts
   std::int64_t host_latency_ns = 12'000, network_latency_ns = 60'000;
   std::int64_t step_ns = 8'000;       ///< one more step and its share of merging
   std::int64_t launch_ns = 2'000;     ///< one more launch beside those of a step
-  std::int64_t begin_ns = 50'000;     ///< that others' keys take, beside their bytes, and no work hides: flags there and back take 14 us
-  std::int64_t exchange_ns = 20'000;  ///< the same of queries and results, where heads are shared out
+  std::int64_t begin_ns = 50'000;     ///< exposed latency of received keys; a flag's round trip takes 14 us
+  std::int64_t exchange_ns = 20'000;  ///< the same for queries and results, where heads are shared out
 };
 /// "nvlink" (hosts of 8, networks of 400 Gb/s between them) or "network" (hosts of 1).
 Machine machine_named(std::string_view name);
@@ -37,7 +37,7 @@ enum class Deal : std::uint8_t { automatic, contiguous, zigzag, pieces };
 const char* to_string(Deal deal);
 Deal deal_named(std::string_view name);
 
-/// Who holds which tokens, decided before and for several plans.
+/// A layout of tokens that several plans share.
 struct FixedLayout {
   int ranks = 1, head_groups = 1;
   Deal deal = Deal::contiguous;
@@ -55,7 +55,7 @@ struct PlanRequest {
   std::shared_ptr<const FixedLayout> layout{};  ///< null: chosen for this plan; else deal and head groups are its own
 };
 
-/// Queries of one sequence and keys that some of them need. full: all of them need all of it.
+/// Queries of one sequence and keys that some of them need. full: all of them need all of these.
 struct Block {
   std::int32_t sequence = 0;
   Range q, kv;
@@ -74,7 +74,7 @@ struct RankLoad {
   std::int64_t forward_memory = 0, backward_memory = 0;  ///< bytes that a pass allocates beside the tensors of the call, in host memory
   std::int64_t forward_device_memory = 0,
                backward_device_memory = 0;       ///< on a GPU whose messages go from there, where heads are not shared out
-  std::int64_t forward_ns = 0, backward_ns = 0;  ///< predicted, without what every deal takes alike:
+  std::int64_t forward_ns = 0, backward_ns = 0;  ///< predicted, without the time that every deal takes:
   std::int64_t forward_beside_ns = 0, backward_beside_ns = 0;
 };
 
@@ -84,7 +84,7 @@ struct ContextPlan {
   Layout q, kv;                            ///< the same for self attention
   std::vector<std::vector<Block>> blocks;  ///< of each group
   std::vector<RankLoad> loads;             ///< of each rank
-  std::int64_t largest_piece = 0;          ///< work of the dearest row of chunks that was dealt whole
+  std::int64_t largest_piece = 0;          ///< work of the largest piece that was dealt
   std::string text;                        ///< of the problem and the request
   std::uint64_t checksum = 0;              ///< of everything above
 
@@ -104,14 +104,14 @@ struct ContextPlan {
 /// Deals the work. Throws invalid_argument when the request cannot be met (head groups that do not divide the heads or the ranks).
 ContextPlan make_plan(const Workload& workload, const PlanRequest& request);
 
-/// The layout of least predicted time for workloads that run one after the other over the same sequences: layers with different masks. Throws
+/// The fastest predicted layout for workloads that run in turn over the same sequences: layers with different masks. Throws
 /// invalid_argument when these differ in lengths, or the request cannot be met.
 FixedLayout choose_layout(const std::vector<const Workload*>& workloads, const PlanRequest& request);
 
 /// A digest of all that ranks must agree on.
 std::uint64_t checksum_of(const ContextPlan& plan);
 
-/// Tables of work, bytes and chunks for each rank, the mask by ranks, predicted times and where it stops to scale.
+/// Tables of work, bytes and chunks of each rank, the mask by ranks, predicted times and the limit of scaling.
 std::string explain(const ContextPlan& plan, const Workload& workload, const PlanRequest& request);
 
 }  // namespace foveal::dist

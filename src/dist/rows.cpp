@@ -11,11 +11,10 @@ std::int64_t size(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)
 
 /// see(from, to) for each row of `dim` elements.
 template <class See>
-void each_row(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
-              std::int64_t to_head, std::int64_t count, std::int64_t heads, See&& see) {
+void each_row(const Rows& from, const Rows& to, See&& see) {
   for (std::int64_t b = 0; b < from.batch; ++b)
-    for (std::int64_t t = 0; t < count; ++t)
-      for (std::int64_t h = 0; h < heads; ++h) see(from.at(b, from_token + t, from_head + h), to.at(b, to_token + t, to_head + h));
+    for (std::int64_t t = 0; t < from.tokens; ++t)
+      for (std::int64_t h = 0; h < from.heads; ++h) see(from.at(b, t, h), to.at(b, t, h));
 }
 
 template <class Real>
@@ -29,30 +28,60 @@ void add_row(const std::byte* from, std::int64_t from_stride, std::byte* to, std
   }
 }
 
+/// A view whose axes stand at these places of the tensor; -1: it has no such axis.
+Rows rows_of(const TensorView& view, int batch, int tokens, int heads, int dim) {
+  const std::int64_t element = size(view.dtype);
+  const auto length = [&](int axis) { return axis < 0 ? 1 : view.sizes[static_cast<std::size_t>(axis)]; };
+  const auto stride = [&](int axis) { return axis < 0 ? 0 : view.strides[static_cast<std::size_t>(axis)] * element; };
+  return {.data = static_cast<std::byte*>(view.data),
+          .dtype = view.dtype,
+          .batch = length(batch),
+          .tokens = length(tokens),
+          .heads = length(heads),
+          .dim = length(dim),
+          .batch_stride = stride(batch),
+          .token_stride = stride(tokens),
+          .head_stride = stride(heads),
+          .dim_stride = dim < 0 ? element : stride(dim)};
+}
+
 }  // namespace
 
-Rows rows_of(const TensorView& view) {
-  Rows rows;
-  const std::size_t first = view.rank == 4 ? 1 : 0;
-  const std::int64_t element = size(view.dtype);
-  rows.data = static_cast<std::byte*>(view.data), rows.dtype = view.dtype;
-  rows.batch = view.rank == 4 ? view.sizes[0] : 1, rows.batch_stride = view.rank == 4 ? view.strides[0] * element : 0;
-  rows.tokens = view.sizes[first], rows.token_stride = view.strides[first] * element;
-  rows.heads = view.sizes[first + 1], rows.head_stride = view.strides[first + 1] * element;
-  rows.dim = view.sizes[first + 2], rows.dim_stride = view.strides[first + 2] * element;
+Rows Rows::slice(Range of_tokens, Range of_heads) const {
+  Rows rows = *this;
+  if (data != nullptr) rows.data = at(0, of_tokens.begin, of_heads.begin);
+  rows.tokens = of_tokens.size(), rows.heads = of_heads.size();
   return rows;
 }
 
-Rows statistics_of(const TensorView& view) {
-  Rows rows;
-  const std::size_t first = view.rank == 3 ? 1 : 0;
-  const std::int64_t element = size(view.dtype);
-  rows.data = static_cast<std::byte*>(view.data), rows.dtype = view.dtype;
-  rows.batch = view.rank == 3 ? view.sizes[0] : 1, rows.batch_stride = view.rank == 3 ? view.strides[0] * element : 0;
-  rows.heads = view.sizes[first], rows.head_stride = view.strides[first] * element;
-  rows.tokens = view.sizes[first + 1], rows.token_stride = view.strides[first + 1] * element;
-  rows.dim_stride = element;
-  return rows;
+Rows rows_of(const TensorView& view) { return view.rank == 4 ? rows_of(view, 0, 1, 2, 3) : rows_of(view, -1, 0, 1, 2); }
+Rows statistics_of(const TensorView& view) { return view.rank == 3 ? rows_of(view, 0, 2, 1, -1) : rows_of(view, -1, 1, 0, -1); }
+
+TensorView tensor_of(const Rows& r, Device device) {
+  const std::int64_t e = size(r.dtype);
+  return TensorView(r.data, r.dtype, {r.batch, r.tokens, r.heads, r.dim},
+                    {r.batch_stride / e, r.token_stride / e, r.head_stride / e, r.dim_stride / e}, device);
+}
+TensorView statistics_tensor(const Rows& r, Device device) {
+  const std::int64_t e = size(r.dtype);
+  return TensorView(r.data, r.dtype, {r.batch, r.heads, r.tokens}, {r.batch_stride / e, r.head_stride / e, r.token_stride / e}, device);
+}
+TensorView packed_tensor(const Rows& r, Device device) {
+  const std::int64_t e = size(r.dtype);
+  return TensorView(r.data, r.dtype, {r.batch * r.tokens, r.heads, r.dim}, {r.token_stride / e, r.head_stride / e, r.dim_stride / e},
+                    device);
+}
+TensorView packed_statistics(const Rows& r, Device device) {
+  const std::int64_t e = size(r.dtype);
+  return TensorView(r.data, r.dtype, {r.heads, r.batch * r.tokens}, {r.head_stride / e, r.token_stride / e}, device);
+}
+
+Rows contiguous_like(const Rows& rows, std::byte* memory) {
+  Rows dense = rows;
+  dense.data = memory;
+  dense.dim_stride = size(rows.dtype), dense.head_stride = rows.dim * dense.dim_stride;
+  dense.token_stride = rows.heads * dense.head_stride, dense.batch_stride = rows.tokens * dense.token_stride;
+  return dense;
 }
 
 bool is_dense(const Rows& rows) {
@@ -60,85 +89,46 @@ bool is_dense(const Rows& rows) {
   return rows.dim_stride == element && rows.head_stride == rows.dim * element && rows.token_stride == rows.heads * rows.head_stride;
 }
 
+Rows RowMemory::rows(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
+  const Rows sizes{.dtype = dtype, .batch = batch, .tokens = tokens, .heads = heads, .dim = dim};
+  return contiguous_like(sizes, take(static_cast<std::size_t>(sizes.bytes())));
+}
+
+Rows RowMemory::statistics(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads) {
+  Rows rows{.dtype = dtype, .batch = batch, .tokens = tokens, .heads = heads};
+  rows.dim_stride = rows.token_stride = size(dtype), rows.batch_stride = tokens * rows.token_stride;
+  rows.head_stride = batch * rows.batch_stride;
+  rows.data = take(static_cast<std::size_t>(rows.bytes()));
+  return rows;
+}
+
 std::byte* Buffers::take(std::size_t bytes) {
   bytes_ += bytes;
   return blocks_.emplace_back(bytes).data();
 }
 
-Rows RowMemory::rows(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
-  Rows rows;
-  rows.dtype = dtype, rows.batch = batch, rows.tokens = tokens, rows.heads = heads, rows.dim = dim;
-  rows.dim_stride = size(dtype), rows.head_stride = dim * rows.dim_stride, rows.token_stride = heads * rows.head_stride;
-  rows.batch_stride = tokens * rows.token_stride;
-  rows.data = take(static_cast<std::size_t>(batch * rows.batch_stride));
-  return rows;
-}
-
-Rows RowMemory::statistics(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads) {
-  Rows rows;
-  rows.dtype = dtype, rows.batch = batch, rows.tokens = tokens, rows.heads = heads;
-  rows.dim_stride = rows.token_stride = size(dtype), rows.batch_stride = tokens * rows.token_stride;
-  rows.head_stride = batch * rows.batch_stride;
-  rows.data = take(static_cast<std::size_t>(heads * rows.head_stride));
-  return rows;
-}
-
-TensorView packed_view(const Rows& r) { return TensorView(r.data, r.dtype, {r.batch * r.tokens, r.heads, r.dim}); }
-TensorView packed_statistics(const Rows& r) { return TensorView(r.data, r.dtype, {r.heads, r.batch * r.tokens}); }
-
-void copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
-          std::int64_t count, std::int64_t heads) {
+void Buffers::copy(const Rows& from, const Rows& to) {
   const std::int64_t element = size(from.dtype);
-  each_row(from, from_token, from_head, to, to_token, to_head, count, heads, [&](const std::byte* a, std::byte* b) {
-    if (from.dim_stride == element && to.dim_stride == element) {
+  each_row(from, to, [&](std::byte* a, std::byte* b) {
+    if (from.dtype != to.dtype) {
+      for (std::int64_t d = 0; d < from.dim; ++d)
+        base::store(b + d * to.dim_stride, to.dtype, 0, base::load(a + d * from.dim_stride, from.dtype, 0));
+    } else if (from.dim_stride == element && to.dim_stride == element) {
       std::memcpy(b, a, static_cast<std::size_t>(from.dim * element));
-      return;
+    } else {
+      for (std::int64_t d = 0; d < from.dim; ++d)
+        std::memcpy(b + d * to.dim_stride, a + d * from.dim_stride, static_cast<std::size_t>(element));
     }
-    for (std::int64_t d = 0; d < from.dim; ++d)
-      std::memcpy(b + d * to.dim_stride, a + d * from.dim_stride, static_cast<std::size_t>(element));
   });
 }
 
-void add(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
-         std::int64_t count, std::int64_t heads) {
-  each_row(from, from_token, from_head, to, to_token, to_head, count, heads, [&](const std::byte* a, std::byte* b) {
+void Buffers::add(const Rows& from, const Rows& to) {
+  each_row(from, to, [&](const std::byte* a, std::byte* b) {
     if (from.dtype == DType::f64)
       add_row<double>(a, from.dim_stride, b, to.dim_stride, from.dim);
     else
       add_row<float>(a, from.dim_stride, b, to.dim_stride, from.dim);
   });
-}
-
-void convert(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
-             std::int64_t count, std::int64_t heads) {
-  if (from.dtype == to.dtype) return copy(from, from_token, from_head, to, to_token, to_head, count, heads);
-  each_row(from, from_token, from_head, to, to_token, to_head, count, heads, [&](const std::byte* a, std::byte* b) {
-    for (std::int64_t d = 0; d < from.dim; ++d)
-      base::store(b + d * to.dim_stride, to.dtype, 0, base::load(const_cast<std::byte*>(a) + d * from.dim_stride, from.dtype, 0));
-  });
-}
-
-void Buffers::copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
-                   std::int64_t to_head, std::int64_t count, std::int64_t heads) {
-  dist::copy(from, from_token, from_head, to, to_token, to_head, count, heads);
-}
-
-void Buffers::add(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
-                  std::int64_t to_head, std::int64_t count, std::int64_t heads) {
-  dist::add(from, from_token, from_head, to, to_token, to_head, count, heads);
-}
-
-void Buffers::convert(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
-                      std::int64_t to_head, std::int64_t count, std::int64_t heads) {
-  dist::convert(from, from_token, from_head, to, to_token, to_head, count, heads);
-}
-
-Rows in_message(std::byte* memory, const Rows& like, std::int64_t count, std::int64_t heads) {
-  Rows rows = like;
-  rows.data = memory, rows.tokens = count, rows.heads = heads;
-  rows.dim_stride = size(like.dtype), rows.head_stride = like.dim * rows.dim_stride, rows.token_stride = heads * rows.head_stride;
-  rows.batch_stride = count * rows.token_stride;
-  return rows;
 }
 
 }  // namespace foveal::dist

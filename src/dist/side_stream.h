@@ -1,6 +1,6 @@
 #pragma once
-// A stream beside the caller's: launches there fill multiprocessors that the last CTAs of launches on the caller's leave idle, or, where they go
-// first, take each multiprocessor that a CTA of these leaves.
+// A second stream, whose launches fill multiprocessors left idle in the last wave of launches on the caller's stream. With priority, they take each
+// multiprocessor as soon as a CTA of the caller's stream leaves it.
 #include "cuda/jit/driver.h"
 #include "foveal/attention.h"
 
@@ -13,13 +13,13 @@ class SideStream {
   SideStream(const SideStream&) = delete;
   SideStream& operator=(const SideStream&) = delete;
 
-  /// What comes here begins when all that is on the caller's stream now has ended.
+  /// Later work here starts after the caller's work so far.
   void fork(Device device, Stream from) {
     const cuda::driver::Current current(device.index);
     if (!(device == device_)) destroy(), create(device);
     record_and_wait(from.handle, stream_.handle);
   }
-  /// What comes on the caller's stream begins when all that is here has ended.
+  /// Later work of the caller starts after all work here.
   void join(Stream to) {
     const cuda::driver::Current current(device_.index);
     record_and_wait(stream_.handle, to.handle);
@@ -30,19 +30,18 @@ class SideStream {
   void create(Device device) {
     constexpr unsigned non_blocking = 1, no_timing = 2;
     cuda::driver::StreamHandle stream = nullptr;
-    cuda::driver::check(cuda::driver::api().stream_create_with_priority(&stream, non_blocking, goes_first_ ? -1 : 0),
-                        "cuStreamCreateWithPriority");
+    cuda::driver::call.stream_create_with_priority(&stream, non_blocking, goes_first_ ? -1 : 0);
     stream_ = {stream}, device_ = device;
-    cuda::driver::check(cuda::driver::api().event_create(&event_, no_timing), "cuEventCreate");
+    cuda::driver::call.event_create(&event_, no_timing);
   }
   void destroy() noexcept {
     if (event_ != nullptr) cuda::driver::api().event_destroy(event_);
-    if (stream_.handle != nullptr) cuda::driver::api().stream_destroy(static_cast<cuda::driver::StreamHandle>(stream_.handle));
+    if (stream_.handle != nullptr) cuda::driver::api().stream_destroy(cuda::driver::handle_of(stream_));
     event_ = nullptr, stream_ = {}, device_ = {};
   }
   void record_and_wait(void* from, void* to) const {
-    cuda::driver::check(cuda::driver::api().event_record(event_, static_cast<cuda::driver::StreamHandle>(from)), "cuEventRecord");
-    cuda::driver::check(cuda::driver::api().stream_wait_event(static_cast<cuda::driver::StreamHandle>(to), event_, 0), "cuStreamWaitEvent");
+    cuda::driver::call.event_record(event_, static_cast<cuda::driver::StreamHandle>(from));
+    cuda::driver::call.stream_wait_event(static_cast<cuda::driver::StreamHandle>(to), event_, 0);
   }
 
   bool goes_first_;

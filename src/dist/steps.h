@@ -1,5 +1,5 @@
 #pragma once
-// One rank's part of a plan: what it gathers, in which step, and what it computes with it. All of it follows from the plan.
+// One rank's part of a plan, derived from the plan: what it gathers in which step, and what it computes with that.
 #include <cstdint>
 #include <vector>
 
@@ -7,15 +7,15 @@
 
 namespace foveal::dist {
 
-/// Tokens of one owner that travel as one stretch of rows.
+/// Consecutive rows of one owner that are sent together.
 struct Transfer {
   std::int32_t source = 0, sequence = 0;
   Range tokens;            ///< of the sequence
   std::int64_t place = 0;  ///< first row in the source's shard
-  std::int64_t row = 0;    ///< first row in the buffer of who receives it
+  std::int64_t row = 0;    ///< first row in the receiver's buffer
 };
 
-/// A stretch of queries against a stretch of keys: rows of the two buffers, and the positions of the first.
+/// Consecutive queries against consecutive keys: rows of both buffers, and the global positions of the first.
 struct Segment {
   std::int32_t sequence = 0;
   std::int64_t q_row = 0, q_rows = 0, kv_row = 0, kv_rows = 0;
@@ -25,9 +25,9 @@ struct Segment {
 };
 
 struct Step {
-  std::vector<Transfer> keys;  ///< what it waits for, in the order of the axis: rows of the step's buffer
+  std::vector<Transfer> keys;  ///< to receive, in the order of the axis: rows of the step's buffer
   std::int64_t rows = 0;       ///< of the buffer
-  /// Launches: within one, the rows of segments are disjoint and ascend, of queries and of keys.
+  /// Within one launch the segments' rows ascend and are disjoint, both of queries and of keys.
   std::vector<std::vector<Segment>> launches;
 };
 
@@ -38,17 +38,17 @@ struct RankPlan {
   std::vector<Step> steps;  ///< the first needs no other group's keys
 };
 
-/// Keys of each sequence that a group's blocks read, as few stretches in the order of the axis.
+/// The keys that a group's blocks read, as few ranges as possible, in the order of the axis.
 struct Need {
   std::int32_t sequence;
   Range kv;
 };
 std::vector<Need> needs_of(const std::vector<Block>& blocks);
 
-/// In which step a rank reads the keys of an owner: 0 is its own group's.
+/// The step in which a rank reads the keys of an owner; 0 for its own group.
 int step_of(const ContextPlan& plan, int rank, int owner);
 
-/// Launches of a step: segments of blocks whose keys are among these. Blocks ascend by sequence and queries.
+/// The launches of a step: segments of blocks with these keys. Blocks are sorted by sequence and queries.
 std::vector<std::vector<Segment>> launches_of(const std::vector<Block>& blocks, const std::vector<Transfer>& queries,
                                               const std::vector<Transfer>& keys);
 

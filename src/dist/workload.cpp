@@ -16,7 +16,7 @@ bool uses(const scoring::Program& program, scoring::Op op) {
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Tiles may be so many times as long as asked where the mask's border would be too long to follow: most evaluations of one mask.
+/// Most tile evaluations of one mask: beyond that, tiles become larger.
 constexpr std::int64_t most_border_tiles = std::int64_t{1} << 20, few_rows = 512;
 
 class Classifying {

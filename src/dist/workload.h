@@ -1,5 +1,5 @@
 #pragma once
-// What is to be dealt: sequences with the work of each row of tiles, and the keys each needs, both from the mask by interval evaluation.
+// What is dealt: sequences with the work of each row of tiles and the keys it needs, both from the mask by interval evaluation.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -33,7 +33,7 @@ class SequenceWork {
   std::int64_t seqlen_q() const { return seqlen_q_; }
   std::int64_t seqlen_kv() const { return seqlen_kv_; }
   std::int64_t rows() const { return static_cast<std::int64_t>(before_.size()) - 1; }  ///< of tiles
-  /// Of these queries, in Cost units, all heads together. Ends lie on tiles, or at the end of the sequence.
+  /// Of these queries, in Cost units, over all heads. The range is aligned to tiles, or ends with the sequence.
   std::int64_t work(Range q) const;
   std::int64_t total() const { return before_.back(); }
   /// What these queries need, in ascending order.
@@ -56,11 +56,11 @@ struct Workload {
   std::int64_t heads_q = 1, heads_kv = 1, head_dim = 64, head_dim_v = 64;
   std::int64_t element_bytes = 2, statistic_bytes = 4;
   std::int64_t unit = 128;
-  bool mask_reads_unknown = false;  ///< a parameter that the mask reads had no data: what depends on it counts as partial
+  bool mask_reads_unknown = false;  ///< the mask reads a parameter without data: tiles that depend on it count as partial
   std::string text;                 ///< of the problem
 
   bool self_attention() const { return lengths_q == lengths_kv; }
-  /// Of queries of one sequence, in tiles of `unit`, whatever tiles the sequence was looked at in.
+  /// Of queries of one sequence, in tiles of `unit`, even where the sequence was classified in larger tiles.
   std::int64_t work(std::int32_t sequence, Range q) const {
     const SequenceWork& of_one = *sequences[static_cast<std::size_t>(sequence)];
     const std::int64_t ratio = of_one.unit() / unit;
@@ -69,7 +69,7 @@ struct Workload {
 };
 
 /// lengths: of packed sequences, empty otherwise. params: the data that masks read; views without data are allowed. unit: tokens of a tile
-/// side. A mask whose border is long (random documents) is looked at in larger tiles.
+/// side. A mask with many partial tiles (random documents) is classified in larger tiles.
 Workload make_workload(const problem::Problem& problem, const std::vector<std::pair<std::int64_t, std::int64_t>>& lengths,
                        const std::vector<TensorView>& params, std::int64_t unit = 128);
 

@@ -79,7 +79,7 @@ void expect_kernel(const OnGpu& gpu, const std::string& kernel) {
 Stream new_stream(int ordinal = 0) {
   const driver::Current current(ordinal);
   driver::StreamHandle stream = nullptr;
-  driver::check(driver::api().stream_create(&stream, 1), "cuStreamCreate");
+  driver::call.stream_create(&stream, 1);
   return {stream};
 }
 

@@ -28,9 +28,10 @@ std::vector<jit::KernelSource> sources_of(const problem::Problem& p) {
     return sources;
   }
   sources.push_back(delta_sm80_source(p));
-  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::measure)) sources.push_back(measure_sm80_source(p, config));
-  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dq)) sources.push_back(dq_sm80_source(p, config));
-  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dkdv)) sources.push_back(dkdv_sm80_source(p, config));
+  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::measure))
+    sources.push_back(backward_sm80_source(p, "measure_sm80", config));
+  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dq)) sources.push_back(backward_sm80_source(p, "dq_sm80", config));
+  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dkdv)) sources.push_back(backward_sm80_source(p, "dkdv_sm80", config));
   Workspace workspace;
   const ParamGradients gradients(p, sm80_read_plan(p, sm80_candidates(p, Sm80Kernel::dq).front()), workspace);
   sources.insert(sources.end(), gradients.sources().begin(), gradients.sources().end());
@@ -62,8 +63,8 @@ TEST_F(Sm80, MainConfigurationsDoNotSpill) {
         if (p.pass == Pass::forward) {
           sources.push_back(forward_sm80_source(p, *sm80_config(p, Sm80Kernel::forward, a100)));
         } else {
-          sources.push_back(dq_sm80_source(p, *sm80_config(p, Sm80Kernel::dq, a100)));
-          sources.push_back(dkdv_sm80_source(p, *sm80_config(p, Sm80Kernel::dkdv, a100)));
+          sources.push_back(backward_sm80_source(p, "dq_sm80", *sm80_config(p, Sm80Kernel::dq, a100)));
+          sources.push_back(backward_sm80_source(p, "dkdv_sm80", *sm80_config(p, Sm80Kernel::dkdv, a100)));
         }
         for (const char* arch : {"sm_80", "sm_90a"}) {
           for (const auto& image : compile_for(sources, arch)) {
@@ -85,7 +86,8 @@ TEST_F(Sm80, UsesTheInstructionsOfTheArchitecture) {
       if (p.pass == Pass::forward) {
         sources = {forward_sm80_source(p, *sm80_config(p, Sm80Kernel::forward, a100))};
       } else {
-        sources = {dq_sm80_source(p, *sm80_config(p, Sm80Kernel::dq, a100)), dkdv_sm80_source(p, *sm80_config(p, Sm80Kernel::dkdv, a100))};
+        sources = {backward_sm80_source(p, "dq_sm80", *sm80_config(p, Sm80Kernel::dq, a100)),
+                   backward_sm80_source(p, "dkdv_sm80", *sm80_config(p, Sm80Kernel::dkdv, a100))};
       }
       for (const auto& image : compile_for(sources, "sm_80")) {
         auto counts = instructions_of(image->bytes);
@@ -182,7 +184,7 @@ TEST_F(Sm80, TwoScanCompiles) {
     const problem::Problem p = problem_of(std::string("backward bf16 b1 h2 q128:128 ") + dims);
     const auto config = two_scan_config(p, 232448);
     ASSERT_TRUE(config) << dims;
-    EXPECT_GT(compile_for({two_scan_sm80_source(p, *config)}, "sm_90a")[0]->bytes.size(), 1000u);
+    EXPECT_GT(compile_for({backward_sm80_source(p, "two_scan_sm80", *config)}, "sm_90a")[0]->bytes.size(), 1000u);
   }
 }
 

@@ -633,8 +633,9 @@ TEST(Sm90Schedule, CausalTasksEvenOut) {
                           .head_bytes = length * 1024};
     EXPECT_LT(tasks.row_cost.front(), tasks.row_cost.back());
     for (const bool one_each : {false, true}) {
-      const Sm90Habits habits{.spilling_cost = 0.06, .one_each_from = one_each ? 1 : Sm90Habits::never, .share_of_l2 = 2.0 / 3};
-      const Sm90Schedule schedule = sm90_schedule(tasks, habits, h200);
+      const Sm90ScheduleCosts costs{
+          .spilling_cost = 0.06, .one_each_from = one_each ? 1 : Sm90ScheduleCosts::never, .share_of_l2 = 2.0 / 3};
+      const Sm90Schedule schedule = sm90_schedule(tasks, costs, h200);
       EXPECT_EQ(schedule.dealing, one_each ? Sm90Dealing::one_each : Sm90Dealing::rounds);
       EXPECT_EQ(schedule.order.tasks, tasks.heads * static_cast<int>(tasks.row_cost.size()));
       EXPECT_EQ(schedule.teams, one_each ? schedule.order.tasks : 132);
@@ -651,16 +652,16 @@ TEST(Sm90Schedule, CausalTasksEvenOut) {
 
 TEST(Sm90Schedule, EvenAndShortTasksStayInRounds) {
   Sm90Tasks tasks{.row_cost = {30.0, 30.0}, .heads = 16, .batch = 2, .head_bytes = 1 << 20};
-  const Sm90Schedule even = sm90_schedule(tasks, habits::backward, h200);
+  const Sm90Schedule even = sm90_schedule(tasks, schedule_costs::backward, h200);
   EXPECT_EQ(even.dealing, Sm90Dealing::rounds);
   EXPECT_EQ(even.order.section_heads.value, 1);  // one head after the other
   EXPECT_EQ(even.order.to_and_fro, 1);
   tasks.row_cost = {10.0, 20.0};
-  EXPECT_EQ(sm90_schedule(tasks, habits::backward, h200).dealing, Sm90Dealing::rounds);
-  EXPECT_EQ(sm90_schedule(tasks, habits::backward_wide, h200).dealing, Sm90Dealing::one_each);
+  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward, h200).dealing, Sm90Dealing::rounds);
+  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward_wide, h200).dealing, Sm90Dealing::one_each);
   tasks.row_cost = {20.0, 30.0};
-  EXPECT_EQ(sm90_schedule(tasks, habits::backward, h200).dealing, Sm90Dealing::one_each);
-  EXPECT_EQ(sm90_schedule(tasks, habits::backward_in_rounds, h200).dealing, Sm90Dealing::rounds);
+  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward, h200).dealing, Sm90Dealing::one_each);
+  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward_in_rounds, h200).dealing, Sm90Dealing::rounds);
 }
 
 /// A CTA for each task costs what it gains where rounds leave little idle: what was measured at head dim 128.
@@ -671,7 +672,7 @@ TEST(Sm90Schedule, OneEachIsForRoundsThatLeaveMuchIdle) {
                           .heads = heads,
                           .batch = 1,
                           .head_bytes = seqlen * 512 * heads_kv / heads};
-    return sm90_schedule(tasks, habits::forward_128, h200).dealing;
+    return sm90_schedule(tasks, schedule_costs::forward_128, h200).dealing;
   };
   EXPECT_EQ(dealing(16, 16, 16384), Sm90Dealing::one_each);
   EXPECT_EQ(dealing(16, 16, 32768), Sm90Dealing::one_each);
@@ -682,7 +683,7 @@ TEST(Sm90Schedule, OneEachIsForRoundsThatLeaveMuchIdle) {
 TEST(Sm90Schedule, RowsThatWaitForEachOtherTakeTurns) {  // all CTAs run, whatever were quicker
   for (const double first : {3.0, 50.0}) {
     const Sm90Tasks tasks{.row_cost = {first, 3.0}, .heads = 16, .batch = 3, .head_bytes = 1 << 20, .first_row_first = true};
-    const Sm90Schedule turns = sm90_schedule(tasks, habits::backward, h200, true);
+    const Sm90Schedule turns = sm90_schedule(tasks, schedule_costs::backward, h200, true);
     EXPECT_EQ(turns.dealing, Sm90Dealing::turns);
     EXPECT_LE(turns.teams, 132);
     EXPECT_GE(turns.order.section_heads.value, 33);
@@ -692,7 +693,7 @@ TEST(Sm90Schedule, RowsThatWaitForEachOtherTakeTurns) {  // all CTAs run, whatev
 
 TEST(Sm90Schedule, SaysWhoTakesWhichRowWhen) {
   for (const bool first_row_first : {false, true}) {
-    for (const double one_each_from : {1.0, Sm90Habits::never}) {
+    for (const double one_each_from : {1.0, Sm90ScheduleCosts::never}) {
       const std::int64_t splits = first_row_first ? 1 : 2, packed = first_row_first ? 1 : 4;
       Sm90Tasks tasks{.row_cost = {}, .heads = 6, .batch = 3, .head_bytes = 1 << 23, .first_row_first = first_row_first};
       for (const double cost : sm90_row_cost(causal_mask, 1000, 128, 1000, 128, first_row_first))
@@ -730,7 +731,7 @@ TEST(Sm90Schedule, SaysWhoTakesWhichRowWhen) {
 TEST(Sm90Schedule, DivisorsDivide) {
   for (const int heads : {1, 3, 7, 24, 100, 4097}) {
     const Sm90Tasks tasks{.row_cost = {1.0, 1.0}, .heads = heads, .batch = 5, .head_bytes = 1};
-    const device::Divisor d = sm90_schedule(tasks, habits::forward, h200).order.inside;
+    const device::Divisor d = sm90_schedule(tasks, schedule_costs::forward, h200).order.inside;
     for (const unsigned n : {0u, 1u, 6u, 7u, 23u, 24u, 99u, 100u, 4096u, 4097u, 123456789u, 2147483647u}) {
       const auto high = static_cast<unsigned>(std::uint64_t{n} * d.multiplier >> 32);
       EXPECT_EQ((high + n) >> d.shift, n / static_cast<unsigned>(heads)) << n << " / " << heads;
@@ -744,8 +745,8 @@ TEST(Sm90Schedule, RowsHavePartsUntilTasksEvenOut) {
     double tiles = 0;
     for (const Sm90TileRange& row : rows) tiles += static_cast<double>(row.end - row.begin);
     constexpr int heads = 16;
-    const Sm90RowParts parts =
-        sm90_schedule_row_parts(rows, {.row_cost = {}, .heads = heads, .batch = 1, .head_bytes = length * 2048}, habits::pairs, h200);
+    const Sm90RowParts parts = sm90_schedule_row_parts(rows, {.row_cost = {}, .heads = heads, .batch = 1, .head_bytes = length * 2048},
+                                                       schedule_costs::pairs, h200);
     EXPECT_EQ(parts.schedule.order.rows, parts.parts.value * static_cast<int>(rows.size()));
     EXPECT_EQ(parts.schedule.order.tasks, parts.schedule.order.rows * heads);
     EXPECT_LE(parts.parts.value, static_cast<int>(rows.size()));
@@ -753,7 +754,7 @@ TEST(Sm90Schedule, RowsHavePartsUntilTasksEvenOut) {
   }
   const auto rows = sm90_row_tiles(causal_mask, 4096, 128, 4096, 128, false);
   const Sm90Tasks tasks{.row_cost = {}, .heads = 16, .batch = 1, .head_bytes = 4 * 2 * 8192 * 128};
-  EXPECT_LT(sm90_schedule_row_parts(rows, tasks, habits::pairs, h200).schedule.time, 1.1 * 16 * 528 / 132);
+  EXPECT_LT(sm90_schedule_row_parts(rows, tasks, schedule_costs::pairs, h200).schedule.time, 1.1 * 16 * 528 / 132);
 }
 
 }  // namespace

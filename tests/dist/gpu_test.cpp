@@ -319,7 +319,7 @@ std::string run_on_gpu(const problem::CaseData& data, int ranks, const ContextOp
     if (peers) transports[static_cast<std::size_t>(rank)] = peer_ranks(id, rank, ranks, device, {.time_limit = 120});
     const cuda::driver::Current current(device.index);
     cuda::driver::StreamHandle stream = nullptr;
-    cuda::driver::check(cuda::driver::api().stream_create(&stream, 1), "cuStreamCreate");
+    cuda::driver::call.stream_create(&stream, 1);
     test::run_rank(std::move(transports[static_cast<std::size_t>(rank)]), data, options, {}, {}, device, {stream});
     cuda::driver::api().stream_destroy(stream);
   });

@@ -65,14 +65,22 @@ class Shard {
     }
   }
   void take() {
-    for (std::size_t i = 0; i < tokens_.size(); ++i) copy(whole_, tokens_[i], 0, mine_, static_cast<std::int64_t>(i), 0, 1, whole_.heads);
+    each_token([&](const Rows& whole, const Rows& mine) { memory_.copy(whole, mine); });
   }
   void give() {
-    for (std::size_t i = 0; i < tokens_.size(); ++i) copy(mine_, static_cast<std::int64_t>(i), 0, whole_, tokens_[i], 0, 1, whole_.heads);
+    each_token([&](const Rows& whole, const Rows& mine) { memory_.copy(mine, whole); });
   }
   TensorView view;
 
  private:
+  template <class Fn>
+  void each_token(Fn&& fn) {
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(tokens_.size()); ++i) {
+      const std::int64_t token = tokens_[static_cast<std::size_t>(i)];
+      fn(whole_.slice({token, token + 1}), mine_.slice({i, i + 1}));
+    }
+  }
+
   std::vector<std::int64_t> tokens_;
   Rows whole_, mine_;
   Buffers memory_;

@@ -310,7 +310,7 @@ TEST(Mailbox, TheDeadAreSeen) {
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
-  mailbox.look_for_the_dead();
+  mailbox.check_processes();
   EXPECT_TRUE(mailbox.has_failed());
   try {
     mailbox.gather(&word, sizeof word, both);

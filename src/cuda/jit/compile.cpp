@@ -69,7 +69,7 @@ base::Recent<Image>& images() {
   return recent;
 }
 
-/// What tells a source from all others, short beside its whole text: a plan for one more length finds its kernels by it.
+/// Identifies a source without its whole text: a plan for another length finds its kernels by it.
 std::string parts_of(const KernelSource& source) {
   return base::join(source.stem, "\n", source.entry, "\n", source.arch, "\n", source.constants.text(), "\n", source.score);
 }

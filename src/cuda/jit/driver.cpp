@@ -68,13 +68,15 @@ const Api& api() {
   return loaded().api;
 }
 
-void check(Result result, const char* call) {
+void check(Result result, const char* function) {
   if (result == 0) return;
   const char* name = nullptr;
   const char* text = nullptr;
   api().error_name(result, &name);
   api().error_string(result, &text);
-  base::fail(ErrorCode::device, call, ": ", name ? name : "error", " (", result, "): ", text ? text : "unknown");
+  std::string_view plain = function;
+  plain = plain.substr(0, plain.find("_v"));  // without the version of its interface
+  base::fail(ErrorCode::device, plain, ": ", name ? name : "error", " (", result, "): ", text ? text : "unknown");
 }
 
 bool has_programmatic_launches() {
@@ -90,18 +92,18 @@ bool has_programmatic_launches() {
 int device_count() {
   if (!unavailable().empty()) return 0;
   int count = 0;
-  check(api().device_count(&count), "cuDeviceGetCount");
+  call.device_count(&count);
   return count;
 }
 
 int current_device() {
   Context context = nullptr;
-  check(api().context_current(&context), "cuCtxGetCurrent");
+  call.context_current(&context);
   if (context == nullptr) return 0;
   DeviceHandle current = 0, handle = 0;
-  check(api().context_device(&current), "cuCtxGetDevice");
+  call.context_device(&current);
   for (int device = 0; device < device_count(); ++device) {
-    check(api().device_get(&handle, device), "cuDeviceGet");
+    call.device_get(&handle, device);
     if (handle == current) return device;
   }
   return 0;
@@ -112,13 +114,13 @@ namespace {
 DeviceFacts read_facts(int device) {
   DeviceFacts facts;
   DeviceHandle handle = 0;
-  check(api().device_get(&handle, device), "cuDeviceGet");
+  call.device_get(&handle, device);
   char name[256] = {};
-  check(api().device_name(name, sizeof name, handle), "cuDeviceGetName");
+  call.device_name(name, sizeof name, handle);
   facts.name = name;
   const auto read = [&](DeviceAttribute attribute) {
     int value = 0;
-    check(api().device_attribute(&value, attribute, handle), "cuDeviceGetAttribute");
+    call.device_attribute(&value, attribute, handle);
     return value;
   };
   facts.major = read(DeviceAttribute::compute_capability_major);
@@ -126,7 +128,7 @@ DeviceFacts read_facts(int device) {
   facts.multiprocessors = read(DeviceAttribute::multiprocessor_count);
   facts.shared_bytes_per_block = static_cast<std::size_t>(read(DeviceAttribute::max_shared_memory_per_block_optin));
   facts.l2_bytes = static_cast<std::size_t>(read(DeviceAttribute::l2_cache_bytes));
-  check(api().primary_context_retain(&facts.context, handle), "cuDevicePrimaryCtxRetain");
+  call.primary_context_retain(&facts.context, handle);
   return facts;
 }
 
@@ -151,9 +153,9 @@ const DeviceFacts& device_facts(int device) {
 Current::Current(int device) {
   Context wanted = device_facts(device).context;
   Context found = nullptr;
-  check(api().context_current(&found), "cuCtxGetCurrent");
+  call.context_current(&found);
   if (found == wanted) return;
-  check(api().context_push(wanted), "cuCtxPushCurrent");
+  call.context_push(wanted);
   pops_ = found != nullptr || device != 0;
 }
 
@@ -163,7 +165,7 @@ Current::~Current() {
   api().context_pop(&popped);
 }
 
-BesideCapture::BesideCapture() { check(api().exchange_capture_mode(&mode_), "cuThreadExchangeStreamCaptureMode"); }
+BesideCapture::BesideCapture() { call.exchange_capture_mode(&mode_); }
 BesideCapture::~BesideCapture() { api().exchange_capture_mode(&mode_); }
 
 namespace {
@@ -232,8 +234,8 @@ Memory::Memory(int device, const void* host, std::size_t bytes) {
     api().memory_free(pointer);
     throw;
   }
-  check(api().copy_to_device(pointer, host, bytes), "cuMemcpyHtoD");
-  check(api().stream_synchronize(nullptr), "cuStreamSynchronize");  // pageable memory may still be on its way when the copy returns
+  call.copy_to_device(pointer, host, bytes);
+  call.stream_synchronize(nullptr);  // pageable memory may still be on its way when the copy returns
 }
 
 void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>& what) {
@@ -247,7 +249,7 @@ void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>&
   const auto destroy = [](void* held) { delete static_cast<std::shared_ptr<const void>*>(held); };
   constexpr unsigned no_destructor_sync = 1, move = 1;
   UserObject object = nullptr;
-  check(api().user_object_create(&object, holder.get(), destroy, 1, no_destructor_sync), "cuUserObjectCreate");
+  call.user_object_create(&object, holder.get(), destroy, 1, no_destructor_sync);
   static_cast<void>(holder.release());
   const Result retained = api().graph_retain(graph, object, 1, move);
   if (retained != 0) api().user_object_release(object, 1);

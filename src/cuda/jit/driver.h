@@ -8,6 +8,7 @@
 #include <string>
 
 #include "foveal/error.h"
+#include "foveal/tensor.h"
 
 namespace foveal::cuda::driver {
 
@@ -137,7 +138,29 @@ const std::string& unavailable();
 const Api& api();
 
 /// Throws Error{device} naming the call and the driver's error text when result is not success.
-void check(Result result, const char* call);
+void check(Result result, const char* function);
+
+template <class Signature>
+struct CheckedCall;
+template <class... Parameters>
+struct CheckedCall<Result(Parameters...)> {
+  Result (*Api::*function)(Parameters...);
+  const char* name;
+  void operator()(Parameters... parameters) const { check((api().*function)(parameters...), name); }
+};
+/// The driver's functions, checked: call.event_record(event, stream).
+struct Calls {
+#define FOVEAL_X(name, symbol, parameters) CheckedCall<Result parameters> name{&Api::name, #symbol};
+  FOVEAL_DRIVER_FUNCTIONS(FOVEAL_X)
+#undef FOVEAL_X
+};
+inline constexpr Calls call;
+
+inline StreamHandle handle_of(Stream stream) { return static_cast<StreamHandle>(stream.handle); }
+/// In stream order.
+inline void fill(void* memory, unsigned char value, std::size_t bytes, Stream stream) {
+  call.set_bytes(reinterpret_cast<DevicePointer>(memory), value, bytes, handle_of(stream));
+}
 
 struct DeviceFacts {
   std::string name;
@@ -219,15 +242,15 @@ class Held {
 /// Gives back what nobody holds any more, if it is much, or all of it.
 void give_back(bool all) noexcept;
 
-/// call(), and once more when there was no memory, after give_back().
-template <class Call>
-Result with_memory(Call&& call) {
+/// allocate(), and once more when there was no memory, after give_back().
+template <class Allocate>
+Result with_memory(Allocate&& allocate) {
   give_back(false);
   constexpr Result out_of_memory = 2;
-  const Result result = call();
+  const Result result = allocate();
   if (result != out_of_memory) return result;
   give_back(true);
-  return call();
+  return allocate();
 }
 
 /// Device memory owned by a prepared computation (tables that do not change).

@@ -104,7 +104,7 @@ void append_wheels_in(const std::filesystem::path& environment, std::vector<std:
   }
 }
 
-/// What FOVEAL_NVRTC_PATH names, nullptr when it is not set: then no other compiler is taken, as kernels of another one were not asked for.
+/// What FOVEAL_NVRTC_PATH names, nullptr when it is not set: then no other compiler is used in its place.
 const char* chosen_path() {
   const char* variable = std::getenv("FOVEAL_NVRTC_PATH");
   return variable && *variable ? variable : nullptr;

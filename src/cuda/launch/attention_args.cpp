@@ -30,16 +30,8 @@ device::Rows rows(const TensorView& view, bool varlen) {
 }  // namespace
 
 const char* element_type(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return "double";
-    case DType::bf16:
-      return "foveal::device::bf16";
-    case DType::f16:
-      return "foveal::device::f16";
-    default:
-      return "float";
-  }
+  if (dtype == DType::f64) return "double";
+  return dtype == DType::bf16 ? "foveal::device::bf16" : dtype == DType::f16 ? "foveal::device::f16" : "float";
 }
 
 int exact_sum_bin_bits(const problem::Problem& p) {

@@ -6,7 +6,7 @@
 
 namespace foveal::cuda {
 
-/// Where the keys lie that a kernel sees.
+/// How a kernel finds the rows of its keys.
 device::KeyRows key_rows_of(const problem::Problem& problem);
 device::BlockTable block_table(const problem::Buffers& buffers);
 

@@ -44,17 +44,17 @@ class BackwardSm80 : public GpuExecutable {
     two_scan_ = p.attention.backward == BackwardStrategy::two_scan && wants_queries && wants_keys;
     if (two_scan_) {
       const Sm80Config config = *two_scan_config(p, device.shared_bytes);
-      queries_.emplace(p, Sm80Kernel::dq, config, two_scan_sm80_source(p, config), workspace_);
-      keys_.emplace(p, Sm80Kernel::dkdv, config, two_scan_sm80_source(p, config), workspace_);
+      queries_.emplace(p, Sm80Kernel::dq, config, backward_sm80_source(p, "two_scan_sm80", config), workspace_);
+      keys_.emplace(p, Sm80Kernel::dkdv, config, backward_sm80_source(p, "two_scan_sm80", config), workspace_);
       queries_->reserve_shared(keys_->shared_bytes());
     } else {
       if (wants_keys) {
         const Sm80Config config = *sm80_config(p, Sm80Kernel::dkdv, device);
-        keys_.emplace(p, Sm80Kernel::dkdv, config, dkdv_sm80_source(p, config), workspace_);
+        keys_.emplace(p, Sm80Kernel::dkdv, config, backward_sm80_source(p, "dkdv_sm80", config), workspace_);
       }
       if (wants_queries) {
         const Sm80Config config = *sm80_config(p, Sm80Kernel::dq, device);
-        queries_.emplace(p, Sm80Kernel::dq, config, dq_sm80_source(p, config), workspace_);
+        queries_.emplace(p, Sm80Kernel::dq, config, backward_sm80_source(p, "dq_sm80", config), workspace_);
       }
     }
     const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
@@ -107,10 +107,10 @@ class BackwardSm80 : public GpuExecutable {
     args.tiles_q = tiles(p.seqlen_q, delta_rows);
     delta_.launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch), .threads = delta_warps * 32}, args, stream);
     measure_.run(p, args, stream);
-    if (keys_) keys_->place(p, args, workspace, stream);
+    if (keys_) keys_->place(args, workspace, stream);
     if (keys_ && !two_scan_) keys_->launch(args, args.tiles_kv * p.heads_kv * p.batch, stream);
     if (queries_) {
-      queries_->place(p, args, workspace, stream);
+      queries_->place(args, workspace, stream);
       const std::int64_t tasks = std::max(args.tiles_q * p.heads_q, two_scan_ ? args.tiles_kv * p.heads_kv : 0);
       queries_->launch(args, tasks * p.batch, stream);
     }
@@ -174,37 +174,18 @@ jit::KernelSource delta_sm80_source(const problem::Problem& p) {
   return source;
 }
 
-jit::KernelSource measure_sm80_source(const problem::Problem& p, const Sm80Config& config) {
-  jit::KernelSource source = source_of(p, "measure_sm80");
-  config.set(source.constants);
-  return source;
-}
-
-jit::KernelSource dq_sm80_source(const problem::Problem& p, const Sm80Config& config) {
-  jit::KernelSource source = source_of(p, "dq_sm80");
-  config.set(source.constants);
-  return source;
-}
-
-jit::KernelSource dkdv_sm80_source(const problem::Problem& p, const Sm80Config& config) {
-  jit::KernelSource source = source_of(p, "dkdv_sm80");
-  config.set(source.constants);
-  return source;
-}
-
-jit::KernelSource two_scan_sm80_source(const problem::Problem& p, const Sm80Config& config) {
-  jit::KernelSource source = source_of(p, "two_scan_sm80");
+jit::KernelSource backward_sm80_source(const problem::Problem& p, const char* kernel, const Sm80Config& config) {
+  jit::KernelSource source = source_of(p, kernel);
   config.set(source.constants);
   return source;
 }
 
 jit::KernelSource pairs_sm80_source(const problem::Problem& p, const Sm80Config& config, int read) {
-  jit::KernelSource source = source_of(p, "pairs_sm80");
-  config.set(source.constants);
+  jit::KernelSource source = backward_sm80_source(p, "pairs_sm80", config);
   const scoring::TrainableRead& facts = p.score->reads[static_cast<std::size_t>(read)];
   bool shared = true;  // does every walked (batch, head) add to one address?
   for (const scoring::ValueId index : facts.index) {
-    const scoring::Op op = p.score->backward.code[static_cast<std::size_t>(index)].op;
+    const scoring::Op op = p.score->backward[index].op;
     const auto depends = p.score->backward.depends[static_cast<std::size_t>(index)];
     const bool own = op == scoring::Op::batch || op == scoring::Op::head;
     shared = shared && (own || (depends & (scoring::depends_batch | scoring::depends_head)) == 0);

@@ -24,16 +24,16 @@ constexpr int prepare_threads = 256, convert_threads = 128;
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
-const Sm90Habits& habits_of(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  if (p.group_size > 1 || p.ragged_kv()) return habits::backward_in_rounds;
-  return config.cluster_size() > 1 ? habits::backward_wide : habits::backward;
+const Sm90ScheduleCosts& schedule_costs_of(const problem::Problem& p, const Sm90BackwardConfig& config) {
+  if (p.group_size > 1 || p.ragged_kv()) return schedule_costs::backward_in_rounds;
+  return config.cluster_size() > 1 ? schedule_costs::backward_wide : schedule_costs::backward;
 }
 
 int dq_sum_columns(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return device::DqSumShape(static_cast<int>(p.head_dim), config.block_q).columns;
 }
 
-/// Where the statistics of rows and the sum of their dq lie in one piece of memory: of each head so many rows, a multiple of stat_step.
+/// Offsets of the statistics of rows and their dq sums; rows_of_head is a multiple of stat_step.
 struct RowsLayout {
   std::size_t lse2 = 0, largest = 0, far = 0, delta = 0, dq_sum = 0, dq_semaphore = 0, keys = 0;
   std::int64_t lane = 0;  ///< rows of statistics in a lane (Part::Kept): of lse2, largest and far there is one for each
@@ -86,7 +86,7 @@ class BackwardSm90 : public GpuExecutable {
                        .head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size,  // q, dout, dq's sum
                        .first_row_first = true,
                        .sequences_inside = sequences_share_pairs(p)},
-                      habits_of(p, config_), {facts.multiprocessors / config_.cluster_size(), facts.l2_bytes}, reproducible());
+                      schedule_costs_of(p, config_), {facts.multiprocessors / config_.cluster_size(), facts.l2_bytes}, reproducible());
     grid_ = static_cast<unsigned>(schedule_.teams * config_.cluster_size());
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
@@ -168,11 +168,7 @@ class BackwardSm90 : public GpuExecutable {
     const problem::Problem& p = problem_;
     const driver::Current current(device_);
     device::Sm90Args args = sm90_args(p, buffers, mask_);
-    const std::int64_t keys = sm90_keys_in_reach(p, mask_);
-    args.q = sm90_tensor_map(buffers.q, config_.block_q, p.total_q);
-    args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
-    args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
-    args.dout = sm90_tensor_map(buffers.dout, config_.block_q, p.total_q);
+    sm90_set_backward_maps(args, buffers, config_.block_q, p.total_q, config_.block_kv, sm90_keys_in_reach(p, mask_));
     sm90_set_pair_maps(args, config_.tiles, buffers, config_.block_q);
     args.order = schedule_.order;
     const Part::Kept stages = p.keeps_rows ? buffers.part.kept : Part::Kept{};
@@ -194,12 +190,7 @@ class BackwardSm90 : public GpuExecutable {
       if (stages.ends && p.dq.present) convert();
       return;
     }
-    if (uses_tables()) {
-      args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q - 1) / config_.block_q);
-      args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.task_keys() - 1) / config_.task_keys());
-      args.attention.runs_transposed = tables_.runs(workspace);
-      tables_.make(args.attention, workspace, stream);
-    }
+    if (uses_tables()) tables_.place(args.attention, workspace, stream);
     gradients_.prepare(args.attention, buffers, workspace, stream);
     if (prepares) prepare();
     kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_, .cooperative = reproducible()},
@@ -213,7 +204,7 @@ class BackwardSm90 : public GpuExecutable {
   }
 
  private:
-  /// Where what is found of rows lies: in the workspace, or in memory that parts share, of which these rows are some.
+  /// Statistics and dq sums lie in the workspace, or in memory that several parts share, at the rows of this part.
   void set_rows(device::Sm90Args& args, const Part::Kept& kept, void* workspace) const {
     const bool keeps = problem_.keeps_rows;
     const std::int64_t rows = keeps ? round_up(kept.rows, stat_step) : stat_rows_, first = kept.first;
@@ -239,8 +230,7 @@ class BackwardSm90 : public GpuExecutable {
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
   bool reproducible() const { return problem_.attention.determinism == Determinism::reproducible; }
 
-  /// Gradients of parameters that the kernel did not collect, by passes of their own over the same statistics; then to the caller's
-  /// tensors.
+  /// Gradients of parameters that need portable passes, with the same statistics; then conversion to the caller's tensors.
   void finish_params(device::AttentionArgs args, long long rows, const problem::Buffers& buffers, void* workspace, Stream stream) const {
     args.lse2 = {args.lse2.data, rows * problem_.heads_q, rows, 1};
     args.largest = {args.largest.data, rows * problem_.heads_q, rows, 1};
@@ -261,12 +251,12 @@ class BackwardSm90 : public GpuExecutable {
   ParamGradients gradients_;
   ReadPasses reads_;
   std::optional<CollectSm90> collect_;
-  std::optional<MeasureSm80> measure_;  ///< for reads_, whose kernels round scores in their own way
+  std::optional<MeasureSm80> measure_;  ///< for reads_, whose kernels round scores differently
   std::vector<PairsSm90> pairs_;
   std::optional<RowsSm90> rows_;
   std::int64_t stat_rows_ = 0;
   std::size_t rows_offset_ = 0;  ///< of what RowsLayout says, where rows are not kept
-  std::size_t kept_hash_ = 0;    ///< where they are, of the kernel that makes dq
+  std::size_t kept_hash_ = 0;    ///< where they are: parts must share the kernel that converts dq
   Sm90Schedule schedule_{};
   unsigned grid_ = 1, shared_bytes_ = 0;
   jit::Kernel kernel_, prepare_, convert_;
@@ -308,7 +298,7 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
   return {family};
 }
 
-/// Kernels that ask for single pairs, in rare cases, find in their arguments which of them such a mask keeps.
+/// Then kernels that rarely evaluate the mask at single pairs take the band from their arguments.
 bool mask_is_band(const problem::Problem& p) { return p.has_mask() && sm90_mask(p).tiles != Sm90Tiles::list; }
 
 jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
@@ -345,7 +335,7 @@ jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const 
   source.constants.set("kMaskIsBand", mask_is_band(p)).set("kKeepsRows", p.keeps_rows);
   return source;
 }
-// Where all pairs are kept it knows rows, not pairs, and little of what a call is: most such calls share it, and parts whose keys are whole with those whose are not.
+// Without a mask it depends on little of the problem, so that most calls share it.
 jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   problem::Problem alike = p;
   alike.whole_keys = false;

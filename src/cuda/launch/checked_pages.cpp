@@ -4,20 +4,16 @@
 
 #include "base/dtype.h"
 #include "cuda/cuda_memory.h"
+#include "cuda/launch/wrapped_pass.h"
 #include "problem/pages.h"
 
 namespace foveal::cuda {
 namespace {
 
-class CheckedPages : public GpuExecutable {
+class CheckedPages : public WrappedPass {
  public:
-  CheckedPages(const problem::Problem& problem, std::unique_ptr<GpuExecutable> pass) : problem_(problem), pass_(std::move(pass)) {
-    sources_ = pass_->sources();
-  }
+  using WrappedPass::WrappedPass;
 
-  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override { pass_->load(images); }
-  std::size_t workspace_bytes() const override { return pass_->workspace_bytes(); }
-  std::string kernel() const override { return pass_->kernel(); }
   void describe(Explanation& e) const override {
     pass_->describe(e);
     e.details.emplace_back("checked pages", "block_table and seqlens_kv, before each run, which waits for the device");
@@ -25,11 +21,11 @@ class CheckedPages : public GpuExecutable {
 
   void run(const problem::Buffers& buffers, void* workspace, Stream stream) const override {
     {
-      const driver::Current current(problem_.device.index);
-      cuda_memory(problem_.device.index).synchronize(stream);
+      const driver::Current current(p_.device.index);
+      cuda_memory(p_.device.index).synchronize(stream);
       std::vector<std::byte> pages, lengths;
       const TensorView table = on_host(buffers.block_table, pages);
-      problem::check_pages(problem_, table, on_host(buffers.seqlens_kv, lengths));
+      problem::check_pages(p_, table, on_host(buffers.seqlens_kv, lengths));
     }
     pass_->run(buffers, workspace, stream);
   }
@@ -46,13 +42,10 @@ class CheckedPages : public GpuExecutable {
     }
     const auto width = static_cast<std::int64_t>(size_of(view.dtype));
     copy.resize(static_cast<std::size_t>((high - low + 1) * width));
-    cuda_memory(problem_.device.index).to_host(copy.data(), static_cast<const std::byte*>(view.data) + low * width, copy.size());
+    cuda_memory(p_.device.index).to_host(copy.data(), static_cast<const std::byte*>(view.data) + low * width, copy.size());
     view.data = copy.data() - low * width;
     return view;
   }
-
-  problem::Problem problem_;
-  std::unique_ptr<GpuExecutable> pass_;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// Attention::checked on GPUs: before a pass over keys in pages runs, the host waits for block_table and seqlens_kv, and looks at them.
+// Attention::checked on GPUs: before a pass over keys in pages, the host waits for block_table and seqlens_kv and checks them.
 #include <memory>
 
 #include "cuda/candidate.h"

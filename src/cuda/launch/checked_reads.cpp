@@ -5,32 +5,22 @@
 #include "base/check.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/device/outside_args.cuh"
-#include "cuda/jit/kernel.h"
 #include "cuda/launch/attention_args.h"
-#include "cuda/launch/workspace.h"
+#include "cuda/launch/wrapped_pass.h"
 #include "cuda/score_emit.h"
 #include "problem/outside.h"
 
 namespace foveal::cuda {
 namespace {
 
-class CheckedReads : public GpuExecutable {
+class CheckedReads : public WrappedPass {
  public:
-  CheckedReads(const problem::Problem& problem, std::unique_ptr<GpuExecutable> pass) : problem_(problem), pass_(std::move(pass)) {
-    workspace_.reserve(pass_->workspace_bytes());
+  CheckedReads(const problem::Problem& problem, std::unique_ptr<GpuExecutable> pass) : WrappedPass(problem, std::move(pass)) {
     first_offset_ = workspace_.reserve(sizeof(unsigned long long));
     read_offset_ = workspace_.reserve(sizeof(device::OutsideRead));
-    sources_ = pass_->sources();
     sources_.push_back(outside_reads_source(problem));
   }
 
-  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
-    pass_->load({images.begin(), images.end() - 1});
-    find_ = jit::Kernel(images.back(), problem_.device.index, 0);
-  }
-
-  std::size_t workspace_bytes() const override { return workspace_.bytes(); }
-  std::string kernel() const override { return pass_->kernel(); }
   void describe(Explanation& e) const override {
     pass_->describe(e);
     e.details.emplace_back("checked", "indices of all pairs that are kept, before each run, which waits for the device");
@@ -43,13 +33,11 @@ class CheckedReads : public GpuExecutable {
 
  private:
   void refuse_outside(const problem::Buffers& buffers, void* workspace, Stream stream) const {
-    const problem::Problem& p = problem_;
+    const problem::Problem& p = p_;
     const driver::Current current(p.device.index);
     auto* first = Workspace::at<unsigned long long>(workspace, first_offset_);
     auto* read = Workspace::at<device::OutsideRead>(workspace, read_offset_);
-    driver::check(driver::api().set_bytes(reinterpret_cast<driver::DevicePointer>(first), 0xff, sizeof *first,
-                                          static_cast<driver::StreamHandle>(stream.handle)),
-                  "cuMemsetD8Async");
+    driver::fill(first, 0xff, sizeof *first, stream);
     device::OutsideArgs args{attention_args(p, buffers), -1, first, read};
     find(args, stream);
     const auto pair = fetch(first, stream);
@@ -66,24 +54,20 @@ class CheckedReads : public GpuExecutable {
   }
 
   void find(const device::OutsideArgs& args, Stream stream) const {
-    const auto rows = static_cast<unsigned>(problem_.batch * problem_.heads_q * problem_.seqlen_q);
-    find_.launch({.grid_x = rows, .threads = 256}, args, stream);
+    const auto rows = static_cast<unsigned>(p_.batch * p_.heads_q * p_.seqlen_q);
+    kernels_[0].launch({.grid_x = rows, .threads = 256}, args, stream);
   }
 
   template <class T>
   T fetch(const T* on_device, Stream stream) const {
-    planning::DeviceMemory& memory = cuda_memory(problem_.device.index);
+    planning::DeviceMemory& memory = cuda_memory(p_.device.index);
     memory.synchronize(stream);
     T value{};
     memory.to_host(&value, on_device, sizeof value);
     return value;
   }
 
-  problem::Problem problem_;
-  std::unique_ptr<GpuExecutable> pass_;
-  Workspace workspace_;
   std::size_t first_offset_ = 0, read_offset_ = 0;
-  jit::Kernel find_;
 };
 
 }  // namespace

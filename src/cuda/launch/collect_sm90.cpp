@@ -17,7 +17,7 @@ CollectSm90::CollectSm90(const problem::Problem& p, const Sm90CollectConfig& con
                              .batch = p.batch,
                              .head_bytes = p.seqlen_q * 2 * (p.head_dim + p.head_dim_v) * p.group_size,  // q, dout
                              .first_row_first = true},
-                            habits::collect, {facts.multiprocessors, facts.l2_bytes});
+                            schedule_costs::collect, {facts.multiprocessors, facts.l2_bytes});
 }
 
 void CollectSm90::run(const problem::Buffers& buffers, const device::Sm90Args& backward, Stream stream) const {

@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "cuda/launch/attention_args.h"
-#include "cuda/launch/tile_tables.h"
+#include "cuda/launch/pass_sm80.h"
 #include "cuda/score_emit.h"
 #include "cuda/tune/tuned.h"
 
@@ -14,56 +14,36 @@ namespace {
 class ForwardSm80 : public GpuExecutable {
  public:
   ForwardSm80(const problem::Problem& problem, const Sm80Config& config)
-      : problem_(problem),
-        device_(problem.device.index),
-        config_(config),
-        tables_(problem, config.block_q, config.block_kv, false, workspace_),
-        shared_bytes_(static_cast<unsigned>(config.shared_bytes(problem, Sm80Kernel::forward))) {
-    sources_.push_back(forward_sm80_source(problem, config));
-    sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
+      : problem_(problem), config_(config), pass_(problem, Sm80Kernel::forward, config, forward_sm80_source(problem, config), workspace_) {
+    sources_ = pass_.sources();
   }
 
-  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
-    kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
-    tables_.load(images.data() + 1, device_);
-    tables_.upload(device_);
-  }
+  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override { pass_.load(images.data(), problem_.device.index); }
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   std::string kernel() const override { return base::join("cuda.sm80.", to_string(problem_.dtype), ".forward"); }
 
   void describe(Explanation& e) const override {
     e.kernel = kernel();
-    tables_.describe(e, problem_);
-    e.schedule.block_q = config_.block_q, e.schedule.block_kv = config_.block_kv, e.schedule.team = "CTA";
-    const double tiles = static_cast<double>(e.tiles_full + e.tiles_partial);
-    e.flops = tiles * config_.block_q * config_.block_kv * 2.0 * static_cast<double>(problem_.head_dim + problem_.head_dim_v);
-    const jit::Facts& facts = kernel_.image().facts;
+    pass_.describe_tiles(e, problem_, 1, 1);
     e.details.emplace_back("tiles", config_.text());
-    e.details.emplace_back("registers", std::to_string(facts.registers));
-    e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
-    e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
+    e.details.emplace_back("registers", std::to_string(pass_.facts().registers));
+    e.details.emplace_back("spilled bytes", std::to_string(pass_.facts().spill_bytes));
+    e.details.emplace_back("shared bytes", std::to_string(pass_.shared_bytes()));
   }
 
   void run(const problem::Buffers& buffers, void* workspace, Stream stream) const override {
-    const driver::Current current(device_);
+    const driver::Current current(problem_.device.index);
     device::AttentionArgs args = attention_args(problem_, buffers);
-    args.tiles_q = static_cast<int>((problem_.seqlen_q + config_.block_q - 1) / config_.block_q);
-    args.tiles_kv = static_cast<int>((problem_.seqlen_kv + config_.block_kv - 1) / config_.block_kv);
-    args.runs = tables_.runs(workspace);
-    tables_.make(args, workspace, stream);
-    const auto blocks = static_cast<unsigned>(args.tiles_q * problem_.heads_q * problem_.batch);
-    kernel_.launch({.grid_x = blocks, .threads = static_cast<unsigned>(config_.threads()), .shared_bytes = shared_bytes_}, args, stream);
+    pass_.place(args, workspace, stream);
+    pass_.launch(args, args.tiles_q * problem_.heads_q * problem_.batch, stream);
   }
 
  private:
   problem::Problem problem_;
-  int device_;
   Sm80Config config_;
   Workspace workspace_;
-  TileTables tables_;
-  unsigned shared_bytes_;
-  jit::Kernel kernel_;
+  PassSm80 pass_;
 };
 
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {

@@ -93,10 +93,10 @@ std::shared_ptr<const Design> shared_design(const problem::Problem& p, const std
 }
 
 /// Lengths that only the device knows end tasks early: rounds even out.
-const Sm90Habits& habits_of(const problem::Problem& p, const Sm90ForwardConfig& config) {
-  if (p.varlen) return habits::forward;
-  if (config.query_stages == 1) return habits::forward_one_buffer;
-  return std::max(p.head_dim, p.head_dim_v) > 64 ? habits::forward_128 : habits::forward;
+const Sm90ScheduleCosts& schedule_costs_of(const problem::Problem& p, const Sm90ForwardConfig& config) {
+  if (p.varlen) return schedule_costs::forward;
+  if (config.query_stages == 1) return schedule_costs::forward_one_buffer;
+  return std::max(p.head_dim, p.head_dim_v) > 64 ? schedule_costs::forward_128 : schedule_costs::forward;
 }
 
 class ForwardSm90 : public GpuExecutable {
@@ -127,7 +127,7 @@ class ForwardSm90 : public GpuExecutable {
                                .batch = p.batch,
                                .head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 * config_.packed_heads / p.group_size,
                                .sequences_inside = sequences_share_pairs(p)},
-                              habits_of(p, config_), {facts.multiprocessors, facts.l2_bytes});
+                              schedule_costs_of(p, config_), {facts.multiprocessors, facts.l2_bytes});
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
     sources_ = !design_ ? kernels_for(p, config_) : config_.split_kv ? design_->split : design_->whole;

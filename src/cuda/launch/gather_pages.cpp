@@ -5,9 +5,8 @@
 
 #include "base/check.h"
 #include "cuda/device/pages_args.cuh"
-#include "cuda/jit/kernel.h"
 #include "cuda/launch/attention_args.h"
-#include "cuda/launch/workspace.h"
+#include "cuda/launch/wrapped_pass.h"
 #include "plan/gather_pages.h"
 
 namespace foveal::cuda {
@@ -32,18 +31,16 @@ bool in_pieces(const problem::TensorSpec& pool) {
   return pool.aligned && pool.sizes[3] % count == 0 && pool.strides[3] == 1 && multiple(0) && multiple(1) && multiple(2);
 }
 
-class GatherPages : public GpuExecutable {
+class GatherPages : public WrappedPass {
  public:
   GatherPages(const problem::Problem& paged, std::unique_ptr<GpuExecutable> pass)
-      : p_(paged), gathered_(gathered(paged)), pass_(std::move(pass)) {
-    workspace_.reserve(pass_->workspace_bytes());
+      : WrappedPass(paged, std::move(pass)), gathered_(gathered(paged)) {
     rows_offset_ = workspace_.reserve(planning::gathered_bytes(gathered_));
     if (sums()) {
       uses_offset_ = workspace_.reserve(static_cast<std::size_t>(p_.batch * p_.block_table.sizes[1]) * sizeof(device::PageUse));
       of_page_offset_ = workspace_.reserve(static_cast<std::size_t>(p_.pages()) * sizeof(device::PageUses));
       used_offset_ = workspace_.reserve(sizeof(int));
     }
-    sources_ = pass_->sources();
     sources_.push_back(gather_source(p_.k)), sources_.push_back(gather_source(p_.v));
     if (!sums()) return;
     jit::Constants list, sum;
@@ -53,14 +50,6 @@ class GatherPages : public GpuExecutable {
     sources_.push_back({.stem = "sum_pages", .entry = "sum_pages", .constants = sum, .score = {}, .arch = {}});
   }
 
-  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
-    const auto own = images.begin() + static_cast<std::ptrdiff_t>(pass_->sources().size());
-    pass_->load({images.begin(), own});
-    gather_k_ = jit::Kernel(own[0], p_.device.index, 0), gather_v_ = jit::Kernel(own[1], p_.device.index, 0);
-    if (sums()) list_ = jit::Kernel(own[2], p_.device.index, 0), sum_ = jit::Kernel(own[3], p_.device.index, 0);
-  }
-
-  std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   std::string kernel() const override { return pass_->kernel() + ".gathered"; }
   void describe(Explanation& e) const override {
     pass_->describe(e);
@@ -72,15 +61,14 @@ class GatherPages : public GpuExecutable {
     const driver::Current current(p_.device.index);
     planning::OwnBuffers buffers(given);
     planning::place_gathered(gathered_, Workspace::at<void>(workspace, rows_offset_), *buffers);
-    gather(gather_k_, p_.k, args_of(given, given.k, buffers->k, workspace), stream);
-    gather(gather_v_, p_.v, args_of(given, given.v, buffers->v, workspace), stream);
+    gather(kernels_[0], p_.k, args_of(given, given.k, buffers->k, workspace), stream);
+    gather(kernels_[1], p_.v, args_of(given, given.v, buffers->v, workspace), stream);
     pass_->run(*buffers, workspace, stream);
     if (!sums()) return;
     const device::PagesArgs lists = args_of(given, {}, {}, workspace);
-    driver::check(driver::api().set_bytes(reinterpret_cast<driver::DevicePointer>(lists.used), 0, sizeof(int),
-                                          static_cast<driver::StreamHandle>(stream.handle)),
-                  "cuMemsetD8Async");
-    list_.launch({.grid_x = static_cast<unsigned>((p_.pages() + threads / 32 - 1) / (threads / 32)), .threads = threads}, lists, stream);
+    driver::fill(lists.used, 0, sizeof(int), stream);
+    kernels_[2].launch({.grid_x = static_cast<unsigned>((p_.pages() + threads / 32 - 1) / (threads / 32)), .threads = threads}, lists,
+                       stream);
     if (p_.dk.present) sum(args_of(given, given.dk, buffers->dk, workspace), stream);
     if (p_.dv.present) sum(args_of(given, given.dv, buffers->dv, workspace), stream);
   }
@@ -134,15 +122,13 @@ class GatherPages : public GpuExecutable {
 
   void sum(const device::PagesArgs& args, Stream stream) const {
     const std::int64_t elements = std::int64_t{args.page_size} * args.heads * args.dim;
-    sum_.launch({.grid_x = static_cast<unsigned>(args.pages), .grid_y = blocks(elements, threads * pieces_of_a_thread), .threads = threads},
-                args, stream);
+    kernels_[3].launch(
+        {.grid_x = static_cast<unsigned>(args.pages), .grid_y = blocks(elements, threads * pieces_of_a_thread), .threads = threads}, args,
+        stream);
   }
 
-  problem::Problem p_, gathered_;
-  std::unique_ptr<GpuExecutable> pass_;
-  Workspace workspace_;
+  problem::Problem gathered_;
   std::size_t rows_offset_ = 0, uses_offset_ = 0, of_page_offset_ = 0, used_offset_ = 0;
-  jit::Kernel gather_k_, gather_v_, list_, sum_;
 };
 
 }  // namespace

@@ -4,9 +4,8 @@
 
 #include "base/check.h"
 #include "cuda/device/narrow_args.cuh"
-#include "cuda/jit/kernel.h"
 #include "cuda/launch/attention_args.h"
-#include "cuda/launch/workspace.h"
+#include "cuda/launch/wrapped_pass.h"
 #include "cuda/score_writer.h"
 #include "plan/gather_pages.h"
 #include "score/varies.h"
@@ -17,13 +16,13 @@ namespace {
 constexpr unsigned threads = 256;
 constexpr std::int64_t most_rows = 65535, row_multiple = 16;  // bytes: tiles that TMA loads
 
-/// Is each value that is read of a parameter an index into a dimension of so few elements that a byte tells them apart, and nothing else? Read at pairs.
+/// Is a parameter read per pair, and only to index dimensions of at most 256 elements?
 bool only_chooses(const problem::Problem& p, std::size_t param) {
   const Program& program = p.score->forward;
   const auto reads = [&](const Instr& instr) { return instr.op == Op::read && static_cast<std::size_t>(instr.param) == param; };
   if (std::any_of(p.score->mask.code.begin(), p.score->mask.code.end(), reads)) return false;
   bool at_pairs = false;
-  const auto is_one = [&](ValueId id) { return id >= 0 && reads(program.code[static_cast<std::size_t>(id)]); };
+  const auto is_one = [&](ValueId id) { return id >= 0 && reads(program[id]); };
   for (std::size_t i = 0; i < program.code.size(); ++i) {
     const Instr& instr = program.code[i];
     at_pairs = at_pairs || (reads(instr) && scoring::varies(program, static_cast<ValueId>(i)) == Varies::pair);
@@ -60,12 +59,10 @@ bool lie_together(const problem::TensorSpec& tensor) {
   return together && 4 * size_of(tensor.dtype) <= 16;
 }
 
-class NarrowIndices : public GpuExecutable {
+class NarrowIndices : public WrappedPass {
  public:
   NarrowIndices(const problem::Problem& problem, const problem::Problem& narrow, std::unique_ptr<GpuExecutable> pass)
-      : p_(problem), narrow_(narrow), pass_(std::move(pass)) {
-    workspace_.reserve(pass_->workspace_bytes());
-    sources_ = pass_->sources();
+      : WrappedPass(problem, std::move(pass)), narrow_(narrow) {
     for (std::size_t i = 0; i < p_.params.size(); ++i) {
       const problem::TensorSpec &from = p_.params[i].tensor, &to = narrow_.params[i].tensor;
       if (from == to) continue;
@@ -74,19 +71,10 @@ class NarrowIndices : public GpuExecutable {
           .set("kRank", from.rank)
           .set("kTogether", lie_together(from));
       sources_.push_back({.stem = "narrow_indices", .entry = "narrow_indices", .constants = constants, .score = {}, .arch = {}});
-      narrowed_.push_back({i, workspace_.reserve(static_cast<std::size_t>(bytes_of(to))), {}});
+      narrowed_.push_back({i, workspace_.reserve(static_cast<std::size_t>(bytes_of(to)))});
     }
   }
 
-  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
-    const auto own = images.begin() + static_cast<std::ptrdiff_t>(pass_->sources().size());
-    pass_->load({images.begin(), own});
-    for (std::size_t n = 0; n < narrowed_.size(); ++n)
-      narrowed_[n].kernel = jit::Kernel(own[static_cast<std::ptrdiff_t>(n)], p_.device.index, 0);
-  }
-
-  std::size_t workspace_bytes() const override { return workspace_.bytes(); }
-  std::string kernel() const override { return pass_->kernel(); }
   void describe(Explanation& e) const override {
     pass_->describe(e);
     for (const Narrowed& one : narrowed_)
@@ -96,7 +84,8 @@ class NarrowIndices : public GpuExecutable {
   void run(const problem::Buffers& given, void* workspace, Stream stream) const override {
     const driver::Current current(p_.device.index);
     planning::OwnBuffers buffers(given);
-    for (const Narrowed& one : narrowed_) {
+    for (std::size_t n = 0; n < narrowed_.size(); ++n) {
+      const Narrowed& one = narrowed_[n];
       const problem::TensorSpec& to = narrow_.params[one.param].tensor;
       const TensorView from = given.params[one.param];
       TensorView& view = buffers->params[one.param];
@@ -108,10 +97,10 @@ class NarrowIndices : public GpuExecutable {
         args.from.stride[d] = from.strides[at], args.from.size[d] = static_cast<int>(from.sizes[at]), args.to_stride[d] = to.strides[at];
       }
       const std::int64_t columns = to.sizes[static_cast<std::size_t>(to.rank) - 1];
-      one.kernel.launch({.grid_x = static_cast<unsigned>((columns + 4 * threads - 1) / (4 * threads)),
-                         .grid_y = static_cast<unsigned>(rows_of(to)),
-                         .threads = threads},
-                        args, stream);
+      kernels_[n].launch({.grid_x = static_cast<unsigned>((columns + 4 * threads - 1) / (4 * threads)),
+                          .grid_y = static_cast<unsigned>(rows_of(to)),
+                          .threads = threads},
+                         args, stream);
     }
     pass_->run(*buffers, workspace, stream);
   }
@@ -120,12 +109,9 @@ class NarrowIndices : public GpuExecutable {
   struct Narrowed {
     std::size_t param;
     std::size_t offset;  ///< in the workspace
-    jit::Kernel kernel;
   };
 
-  problem::Problem p_, narrow_;
-  std::unique_ptr<GpuExecutable> pass_;
-  Workspace workspace_;
+  problem::Problem narrow_;
   std::vector<Narrowed> narrowed_;
 };
 

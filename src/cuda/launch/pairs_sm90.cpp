@@ -33,9 +33,8 @@ Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
   Sm90PairsConfig loads{dim <= 64 ? 128 : 64, dim <= 64 ? 3 : stages, {}, 0};
   std::vector<PairTile> tiles = find_pair_tiles(p);
   if (tiles.empty()) return loads;
-  constexpr unsigned limit = 232448;  // bytes of shared memory of a CTA
   for (const int pair_stages : {4, 3, 2, 1})
-    if (Sm90PairsConfig config{loads.block_kv, stages, tiles, pair_stages}; config.shared_bytes(p) <= limit) return config;
+    if (Sm90PairsConfig config{loads.block_kv, stages, tiles, pair_stages}; config.shared_bytes(p) <= sm90_shared_limit) return config;
   return loads;
 }
 
@@ -68,7 +67,7 @@ PairsSm90::PairsSm90(const problem::Problem& p, const PlannedRead& planned, cons
                                                       .heads = heads,
                                                       .batch = batch,
                                                       .head_bytes = sharers * 2 * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v)},
-                                                     habits::pairs, {facts.multiprocessors, facts.l2_bytes});
+                                                     schedule_costs::pairs, {facts.multiprocessors, facts.l2_bytes});
   row_parts_ = parts.parts;
   schedule_ = parts.schedule;
   shared_bytes_ = config_.shared_bytes(p);
@@ -88,17 +87,9 @@ void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& bac
   const int block_q = config_.block_q, block_kv = config_.block_kv;
   device::PairsArgs args{backward, row_parts_, {}};
   sm90_set_pair_maps(args.sm90, config_.tiles, buffers, block_q);
-  args.sm90.q = sm90_tensor_map(buffers.q, block_q, p.total_q);
-  args.sm90.dout = sm90_tensor_map(buffers.dout, block_q, p.total_q);
-  args.sm90.k = sm90_tensor_map(buffers.k, block_kv, keys_in_reach_);
-  args.sm90.v = sm90_tensor_map(buffers.v, block_kv, keys_in_reach_);
+  sm90_set_backward_maps(args.sm90, buffers, block_q, p.total_q, block_kv, keys_in_reach_);
   args.sm90.order = schedule_.order;
-  if (tables_) {
-    args.sm90.attention.tiles_q = static_cast<int>((p.seqlen_q + block_q - 1) / block_q);
-    args.sm90.attention.tiles_kv = static_cast<int>((p.seqlen_kv + block_kv - 1) / block_kv);
-    args.sm90.attention.runs = tables_->runs(workspace);
-    tables_->make(args.sm90.attention, workspace, stream);
-  }
+  if (tables_) tables_->place(args.sm90.attention, workspace, stream);
   kernel_.launch(
       {.grid_x = static_cast<unsigned>(schedule_.teams), .threads = static_cast<unsigned>(config_.threads), .shared_bytes = shared_bytes_},
       args, stream);

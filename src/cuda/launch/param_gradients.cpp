@@ -60,11 +60,7 @@ void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers
     device::ParamGradient& target = args.gradient[gradient.param];
     const TensorView& view = buffers.dparams[gradient.param];
     void* piece = Workspace::at<void>(workspace, gradient.offset);
-    if (gradient.bytes > 0 && gradient.clears) {
-      driver::check(driver::api().set_bytes(reinterpret_cast<driver::DevicePointer>(piece), 0, gradient.bytes,
-                                            static_cast<driver::StreamHandle>(stream.handle)),
-                    "cuMemsetD8Async");
-    }
+    if (gradient.bytes > 0 && gradient.clears) driver::fill(piece, 0, gradient.bytes, stream);
     target.elements = gradient.elements;
     if (gradient.storage == GradientStorage::exact_sums) target.bins = static_cast<unsigned long long*>(piece);
     if (gradient.storage == GradientStorage::stored || gradient.direct) {
@@ -93,10 +89,7 @@ void ParamGradients::clear(const Gradient& gradient, const problem::Buffers& buf
     dense *= view.sizes[at];
   }
   if (!contiguous) return convert(gradient, nullptr, nullptr, buffers, stream);
-  driver::check(
-      driver::api().set_bytes(reinterpret_cast<driver::DevicePointer>(view.data), 0, static_cast<std::size_t>(dense) * size_of(view.dtype),
-                              static_cast<driver::StreamHandle>(stream.handle)),
-      "cuMemsetD8Async");
+  driver::fill(view.data, 0, static_cast<std::size_t>(dense) * size_of(view.dtype), stream);
 }
 
 void ParamGradients::finish(const device::AttentionArgs& args, const problem::Buffers& buffers, Stream stream) const {

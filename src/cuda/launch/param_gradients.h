@@ -21,7 +21,7 @@ class ParamGradients {
   bool collected() const;    ///< some are collected by the kernel that owns tiles of queries
   std::string text() const;  ///< for explain(): `rel diagonal; slope uniform`
 
-  /// Someone writes every element of this parameter's gradient: it needs no zeros.
+  /// A kernel writes every element of this parameter's gradient, which then needs no zeros.
   void leave_uncleared(int param);
 
   void prepare(device::AttentionArgs& args, const problem::Buffers& buffers, void* workspace, Stream stream) const;

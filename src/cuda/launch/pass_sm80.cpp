@@ -7,15 +7,8 @@
 #include "cuda/score_emit.h"
 
 namespace foveal::cuda {
-namespace {
-
-int tiles(std::int64_t length, int block) { return static_cast<int>((length + block - 1) / block); }
-
-}  // namespace
-
 PassSm80::PassSm80(const problem::Problem& p, Sm80Kernel kind, const Sm80Config& config, jit::KernelSource source, Workspace& workspace)
-    : kind_(kind),
-      config_(config),
+    : config_(config),
       tables_(p, config.block_q, config.block_kv, kind == Sm80Kernel::dkdv, workspace),
       sources_{std::move(source)},
       shared_bytes_(static_cast<unsigned>(config.shared_bytes(p, kind))) {
@@ -28,36 +21,32 @@ void PassSm80::load(const std::shared_ptr<const jit::Image>* images, int device)
   tables_.upload(device);
 }
 
-void PassSm80::place(const problem::Problem& p, device::AttentionArgs& args, void* workspace, Stream stream) const {
-  args.tiles_q = tiles(p.seqlen_q, config_.block_q);
-  args.tiles_kv = tiles(p.seqlen_kv, config_.block_kv);
-  (kind_ == Sm80Kernel::dkdv ? args.runs_transposed : args.runs) = tables_.runs(workspace);
-  tables_.make(args, workspace, stream);
-}
-
 void PassSm80::launch(const device::AttentionArgs& args, std::int64_t blocks, Stream stream) const {
   kernel_.launch(
       {.grid_x = static_cast<unsigned>(blocks), .threads = static_cast<unsigned>(config_.threads()), .shared_bytes = shared_bytes_}, args,
       stream);
 }
 
-void PassSm80::describe(Explanation& e, const char* name, const problem::Problem& p, int matmuls, int matmuls_v) const {
+void PassSm80::describe_tiles(Explanation& e, const problem::Problem& p, int matmuls, int matmuls_v) const {
   tables_.describe(e, p);
   e.schedule.block_q = config_.block_q, e.schedule.block_kv = config_.block_kv, e.schedule.team = "CTA";
   e.flops += static_cast<double>(tables_.full + tables_.partial) * config_.block_q * config_.block_kv * 2.0 *
              (matmuls * static_cast<double>(p.head_dim) + matmuls_v * static_cast<double>(p.head_dim_v));
-  const jit::Facts& facts = kernel_.image().facts;
-  e.details.emplace_back(name, base::join("tiles ", config_.text(), ", registers ", facts.registers, ", spilled bytes ", facts.spill_bytes,
-                                          ", shared bytes ", shared_bytes_));
+}
+
+void PassSm80::describe(Explanation& e, const char* name, const problem::Problem& p, int matmuls, int matmuls_v) const {
+  describe_tiles(e, p, matmuls, matmuls_v);
+  e.details.emplace_back(name, base::join("tiles ", config_.text(), ", registers ", facts().registers, ", spilled bytes ",
+                                          facts().spill_bytes, ", shared bytes ", shared_bytes_));
 }
 
 MeasureSm80::MeasureSm80(const problem::Problem& p, std::size_t limit)
     : config_(*sm80_config(p, Sm80Kernel::measure, limit)),
       shared_bytes_(static_cast<unsigned>(config_.shared_bytes(p, Sm80Kernel::measure))),
-      source_(measure_sm80_source(p, config_)) {}
+      source_(backward_sm80_source(p, "measure_sm80", config_)) {}
 
 void MeasureSm80::run(const problem::Problem& p, device::AttentionArgs args, Stream stream) const {
-  args.tiles_q = tiles(p.seqlen_q, config_.block_q);
+  args.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q - 1) / config_.block_q);
   args.runs = {};  // every tile
   kernel_.launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch),
                   .threads = static_cast<unsigned>(config_.threads()),
@@ -70,7 +59,7 @@ ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, const ReadP
     problem::Problem reads_only = p;
     reads_only.dq = {};
     const Sm80Config config = *sm80_config(p, Sm80Kernel::reads, limit);
-    queries_.emplace(p, Sm80Kernel::reads, config, dq_sm80_source(reads_only, config), workspace);
+    queries_.emplace(p, Sm80Kernel::reads, config, backward_sm80_source(reads_only, "dq_sm80", config), workspace);
   }
   for (const int number : plan.of(Collector::any_pairs)) {
     const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
@@ -98,11 +87,11 @@ void ReadPasses::load(const std::shared_ptr<const jit::Image>* images, int devic
 
 void ReadPasses::run(const problem::Problem& p, device::AttentionArgs args, void* workspace, Stream stream) const {
   if (queries_) {
-    queries_->place(p, args, workspace, stream);
+    queries_->place(args, workspace, stream);
     queries_->launch(args, args.tiles_q * p.heads_q * p.batch, stream);
   }
   for (const Pairs& pairs : pairs_) {
-    pairs.pass.place(p, args, workspace, stream);
+    pairs.pass.place(args, workspace, stream);
     pairs.pass.launch(args, std::int64_t{args.tiles_q} * args.tiles_kv * pairs.owners, stream);
   }
 }

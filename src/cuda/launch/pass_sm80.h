@@ -20,15 +20,16 @@ class PassSm80 {
   void reserve_shared(unsigned bytes) { shared_bytes_ = std::max(shared_bytes_, bytes); }
   unsigned shared_bytes() const { return shared_bytes_; }
 
-  /// Sets the args' tiles and tables for this pass, and makes the tables when they need data.
-  void place(const problem::Problem& problem, device::AttentionArgs& args, void* workspace, Stream stream) const;
+  void place(device::AttentionArgs& args, void* workspace, Stream stream) const { tables_.place(args, workspace, stream); }
   void launch(const device::AttentionArgs& args, std::int64_t blocks, Stream stream) const;
 
-  /// Adds its tiles, operations and compiler facts under `name`; matmuls over head_dim and over head_dim_v per tile.
+  /// Adds its tiles and operations; matmuls over head_dim and over head_dim_v per tile.
+  void describe_tiles(Explanation& explanation, const problem::Problem& problem, int matmuls, int matmuls_v) const;
+  /// The same, and what the compiler made of it in a line under `name`.
   void describe(Explanation& explanation, const char* name, const problem::Problem& problem, int matmuls, int matmuls_v) const;
+  const jit::Facts& facts() const { return kernel_.image().facts; }
 
  private:
-  Sm80Kernel kind_;
   Sm80Config config_;
   TileTables tables_;
   std::vector<jit::KernelSource> sources_;

@@ -1,6 +1,5 @@
 #pragma once
-// Kernels that move rows of heads between buffers of one device, and finish what parts of an attention have summed up. Compiled when first
-// needed.
+// Kernels that copy and add rows between buffers of one device, and finish what parts of an attention have summed. Compiled on first use.
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,7 +22,7 @@ struct RowSizes {
   std::int64_t batch = 0, tokens = 0, heads = 0, dim = 1;
 };
 
-/// Where a kernel runs; or only_loads: it is loaded, and nothing runs.
+/// only_loads: kernels are loaded and not launched.
 struct RowStream {
   Stream stream{};
   bool only_loads = false;
@@ -56,7 +55,7 @@ class RowKernels {
 /// Those of a device.
 const RowKernels& row_kernels(int device);
 
-/// Every kernel that move(), finish() and sink_gradient() may ask for with these types: for tests without a device.
+/// Every kernel that these functions may launch for an element type: for tests without a device.
 std::vector<jit::KernelSource> row_kernel_sources(DType element);
 
 }  // namespace foveal::cuda

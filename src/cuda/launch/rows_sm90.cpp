@@ -14,7 +14,7 @@ RowsSm90::RowsSm90(const problem::Problem& p, const Sm90RowsConfig& config, cons
                              .heads = p.heads_q,
                              .batch = p.batch,
                              .head_bytes = 2 * p.seqlen_kv * (p.head_dim + p.head_dim_v)},
-                            habits::collect, {facts.multiprocessors, facts.l2_bytes});
+                            schedule_costs::collect, {facts.multiprocessors, facts.l2_bytes});
   sources_ = {rows_sm90_source(p, config)};
   if (tables_) sources_.insert(sources_.end(), tables_->sources().begin(), tables_->sources().end());
 }
@@ -27,20 +27,10 @@ void RowsSm90::load(const std::shared_ptr<const jit::Image>* images, int device)
 }
 
 void RowsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& backward, void* workspace, Stream stream) const {
-  const problem::Problem& p = problem_;
-  const int block_q = config_.block_q(), block_kv = config_.block_kv;
   device::Sm90Args args = backward;
-  args.q = sm90_tensor_map(buffers.q, block_q, p.total_q);
-  args.dout = sm90_tensor_map(buffers.dout, block_q, p.total_q);
-  args.k = sm90_tensor_map(buffers.k, block_kv, keys_in_reach_);
-  args.v = sm90_tensor_map(buffers.v, block_kv, keys_in_reach_);
+  sm90_set_backward_maps(args, buffers, config_.block_q(), problem_.total_q, config_.block_kv, keys_in_reach_);
   args.order = schedule_.order;
-  if (tables_) {
-    args.attention.tiles_q = static_cast<int>((p.seqlen_q + block_q - 1) / block_q);
-    args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + block_kv - 1) / block_kv);
-    args.attention.runs = tables_->runs(workspace);
-    tables_->make(args.attention, workspace, stream);
-  }
+  if (tables_) tables_->place(args.attention, workspace, stream);
   kernel_.launch({.grid_x = static_cast<unsigned>(schedule_.teams),
                   .threads = static_cast<unsigned>(config_.threads()),
                   .shared_bytes = shared_bytes_},

@@ -50,9 +50,8 @@ device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t
                    : dtype == DType::i16  ? bits16
                    : size_of(dtype) == 1  ? bits8
                                           : float16;
-  driver::check(driver::api().tensor_map_encode_tiled(&map, type, rank, data, dims.data(), strides_bytes.data(), box.data(), steps.data(),
-                                                      no_interleave, swizzle_128_bytes, promote_to_256_bytes, zeros_outside),
-                "cuTensorMapEncodeTiled");
+  driver::call.tensor_map_encode_tiled(&map, type, rank, data, dims.data(), strides_bytes.data(), box.data(), steps.data(), no_interleave,
+                                       swizzle_128_bytes, promote_to_256_bytes, zeros_outside);
   device::TensorMap copy;
   static_assert(sizeof copy == sizeof map);
   std::memcpy(&copy, &map, sizeof map);
@@ -102,6 +101,12 @@ device::TensorMap sm90_packed_tensor_map(const TensorView& view, int queries, in
   return encode<5>(view.dtype, view.data, {size_in(view, 3), group, size_in(view, 1), size_in(view, 2) / group, size_in(view, 0)},
                    {stride_in(view, 2), stride_in(view, 1), group * stride_in(view, 2), stride_in(view, 0)},
                    {0, static_cast<unsigned>(heads), static_cast<unsigned>(queries), 1, 1});
+}
+
+void sm90_set_backward_maps(device::Sm90Args& args, const problem::Buffers& buffers, int rows_q, std::int64_t seqlen_q, int rows_kv,
+                            std::int64_t seqlen_kv) {
+  args.q = sm90_tensor_map(buffers.q, rows_q, seqlen_q), args.dout = sm90_tensor_map(buffers.dout, rows_q, seqlen_q);
+  args.k = sm90_tensor_map(buffers.k, rows_kv, seqlen_kv), args.v = sm90_tensor_map(buffers.v, rows_kv, seqlen_kv);
 }
 
 void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& tiles, const problem::Buffers& buffers, int rows) {

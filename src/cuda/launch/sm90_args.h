@@ -20,10 +20,14 @@ device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t
 /// The same for boxes of 64 columns by `heads` consecutive heads by `queries`: dimensions dim, head in its group, seqlen, group, batch.
 device::TensorMap sm90_packed_tensor_map(const TensorView& view, int queries, int heads);
 
-/// Maps of reads that come as tiles of `rows` queries.
-/// The same with where the keys of a part lie, in boxes of so many rows.
+/// Of q, dout, k and v, in boxes of so many rows.
+void sm90_set_backward_maps(device::Sm90Args& args, const problem::Buffers& buffers, int rows_q, std::int64_t seqlen_q, int rows_kv,
+                            std::int64_t seqlen_kv);
+
+/// The arguments with the places of a part's keys, which lie in stretches of two memories.
 device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const problem::Buffers& buffers, std::int64_t keys, int box_rows,
                                     int tile_rows);
+/// Maps of reads that come as tiles of `rows` queries.
 void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& tiles, const problem::Buffers& buffers, int rows);
 
 /// Keys that some query may keep, of those that exist: others are never read, whatever they hold.

@@ -56,7 +56,7 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
         .stem = "classify_sm80", .entry = "classify_sm80", .constants = attention_constants(p), .score = emit_score(p), .arch = {}};
     classify.constants.set("kBlockQ", block_q).set("kBlockKv", block_kv).set("kWarps", 8).set("kColumnSplit", 1);
     classify.constants.set("kTransposed", transposed).set("kMaskHeads", mask_heads_);
-    note_known(p, block_q, block_kv);
+    classify_known(p, block_q, block_kv);
     sources_ = {std::move(classify), {.stem = "list_runs_sm80", .entry = "list_runs_sm80", .constants = {}, .score = {}, .arch = {}}};
     return;
   }
@@ -76,7 +76,7 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
   }
 }
 
-void TileTables::note_known(const problem::Problem& p, int block_q, int block_kv) {
+void TileTables::classify_known(const problem::Problem& p, int block_q, int block_kv) {
   constexpr std::int64_t most_tiles = 1 << 14;  // planning stays short
   const std::int64_t tiles = rows_ * capacity_;
   if (p.ragged_kv() || tiles * mask_batches_ * mask_heads_ > most_tiles) return;
@@ -126,6 +126,13 @@ device::TileRuns TileTables::runs(void* workspace) const {
   const int* begin = static_cast<const int*>(device_begin_.data());
   const auto* runs = static_cast<const device::TileRun*>(device_runs_.data());
   return {runs ? runs : reinterpret_cast<const device::TileRun*>(begin), begin, begin + 1, batch_stride_, head_stride_, 0, 0};
+}
+
+void TileTables::place(device::AttentionArgs& args, void* workspace, Stream stream) const {
+  args.tiles_q = static_cast<int>(transposed_ ? capacity_ : rows_);
+  args.tiles_kv = static_cast<int>(transposed_ ? rows_ : capacity_);
+  (transposed_ ? args.runs_transposed : args.runs) = runs(workspace);
+  make(args, workspace, stream);
 }
 
 void TileTables::describe(Explanation& e, const problem::Problem& p) const {

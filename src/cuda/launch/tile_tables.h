@@ -1,6 +1,5 @@
 #pragma once
-// Which tiles each row of tiles visits: classified on the host while planning when the mask needs no data, by a kernel in each run when it
-// does.
+// Which tiles each row of tiles visits: classified on the host while planning, or by a kernel in each run when the mask reads data.
 #include <cstdint>
 #include <vector>
 
@@ -17,13 +16,15 @@ class TileTables {
   TileTables(const problem::Problem& problem, int block_q, int block_kv, bool transposed, Workspace& workspace);
 
   bool needs_data() const { return !sources_.empty(); }
-  /// The kernels that make the tables when the mask needs data: one looks at every pair, the other lists the runs.
+  /// The kernels that make the tables when the mask reads data: one classifies tiles, the other lists the runs.
   const std::vector<jit::KernelSource>& sources() const { return sources_; }
   void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source
   void upload(int device);                                                 ///< host tables
 
+  /// Sets the tiles and tables of the arguments, and makes the tables that need data.
+  void place(device::AttentionArgs& args, void* workspace, Stream stream) const;
   device::TileRuns runs(void* workspace) const;
-  /// Launches the kernels, when there are some; args hold runs() already.
+  /// Launches these kernels; args hold runs() already.
   void make(const device::AttentionArgs& args, void* workspace, Stream stream) const;
 
   /// Sets the explanation's tiles and nominal operations.
@@ -32,8 +33,8 @@ class TileTables {
   std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles of all heads, when known
 
  private:
-  /// What can be said about tiles without the mask's data.
-  void note_known(const problem::Problem& problem, int block_q, int block_kv);
+  /// Classifies what tiles it can without the mask's data.
+  void classify_known(const problem::Problem& problem, int block_q, int block_kv);
 
   bool transposed_ = false;
   bool all_full_ = false;

@@ -1,6 +1,7 @@
 #include "cuda/tune/read_plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -8,33 +9,20 @@
 namespace foveal::cuda {
 
 const char* to_string(Collector collector) {
-  switch (collector) {
-    case Collector::keys:
-      return "from dk";
-    case Collector::registers:
-      return "in registers";
-    case Collector::lines:
-      return "along lines of a tile";
-    case Collector::bins:
-      return "bins in shared memory";
-    case Collector::window:
-      return "a window of bins in shared memory";
-    case Collector::scatter:
-      return "exact sums in L2";
-    case Collector::stored:
-      return "stored";
-    case Collector::rows:
-      return "a table for each query in shared memory";
-    case Collector::pairs:
-      return "pairs";
-    case Collector::beside_dq:
-      return "beside dq";
-    case Collector::walk:
-      return "a portable pass";
-    case Collector::any_pairs:
-      return "portable pairs";
-  }
-  return "";
+  static constexpr const char* names[] = {"from dk",
+                                          "in registers",
+                                          "along lines of a tile",
+                                          "bins in shared memory",
+                                          "a window of bins in shared memory",
+                                          "exact sums in L2",
+                                          "stored",
+                                          "a table for each query in shared memory",
+                                          "pairs",
+                                          "beside dq",
+                                          "a portable pass",
+                                          "portable pairs"};
+  static_assert(std::size(names) == static_cast<std::size_t>(Collector::any_pairs) + 1);
+  return names[static_cast<std::size_t>(collector)];
 }
 
 namespace {
@@ -57,8 +45,7 @@ bool serves_pairs(const problem::Problem& p, int number) {
   return true;
 }
 
-/// Do the Hopper kernels collect gradients of parameters themselves, but for those that are added later? collect: the pass that does it
-/// after a backward kernel without registers for terms of pairs.
+/// Do the Hopper kernels sum all gradients of parameters but those added later? collect: collect_sm90, if it fits.
 bool hopper_collects(const problem::Problem& p, const ReadPlan& plan, bool has_terms, const std::optional<Sm90CollectConfig>& collect) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   if (plan.count([](const ReadFacts& read) { return !read.is_added(); }) == 0) return false;
@@ -110,7 +97,7 @@ std::string why_rows(const RowRead& row) {
   return base::join(row.entries, how, row.stored ? "" : "; shared, and then in exact sums");
 }
 
-/// Gives the reads of tables for each query, which no bins of a CTA hold, to a kernel of their own: nobody else has terms of them.
+/// Gives reads of tables per query that do not fit the bins of a CTA to rows_sm90.
 void plan_rows(const problem::Problem& p, ReadPlan& plan) {
   constexpr std::int64_t few = 16640;  // elements that bins beside the backward pass may hold
   if (p.ragged_kv() || p.part || p.attention.dropout_p > 0) return;
@@ -123,7 +110,7 @@ void plan_rows(const problem::Problem& p, ReadPlan& plan) {
   for (const RowRead& row : plan.rows->reads) {
     PlannedRead& read = plan.reads[static_cast<std::size_t>(row.read)];
     read.collector = Collector::rows, read.kernel = "rows_sm90", read.why = why_rows(row);
-    read.facts.storage = GradientStorage::added;  // later, as far as the backward kernel is concerned
+    read.facts.storage = GradientStorage::added;  // so that the backward kernel leaves it out
     read.facts.elements = 0;
     if (row.stored) plan.storage[read.facts.param] = GradientStorage::stored;
   }

@@ -1,6 +1,6 @@
 #pragma once
-// The read plan of a backward pass: for each trained read of the score who sums its terms, in which kernel, and why. Made once for a problem,
-// before its kernels are configured: configurations and launches take from it what they run, and explain() prints it.
+// The read plan of a backward pass: which kernel sums the terms of each trained read of the score, how, and why. Made once per problem, before its
+// kernels are configured; configurations and launches follow it, and explain() prints it.
 #include <string>
 #include <vector>
 
@@ -13,17 +13,17 @@ namespace foveal::cuda {
 
 enum class Collector {
   keys,       ///< from dk: the sum of k . dk over keys
-  registers,  ///< each warp sums along its walk
+  registers,  ///< in registers of a warp, along its walk
   lines,      ///< sums along rows or diagonals of a tile, in shared memory
-  bins,       ///< an integer for each element in shared memory (device/tile/read_bins.cuh)
+  bins,       ///< exact sums in shared memory (device/tile/read_bins.cuh)
   window,     ///< the same for the elements around a tile
-  scatter,    ///< exact sums in L2, a term for each pair
-  stored,     ///< each element is written by the pair that it belongs to
-  rows,       ///< a kernel of its own, which owns queries and sums the table of each in shared memory
-  pairs,      ///< a kernel of its own, which owns pairs and walks whoever shares them
-  beside_dq,  ///< the portable kernel of dq, tile by tile
-  walk,       ///< the same by a pass of that kernel without dq
-  any_pairs,  ///< a portable kernel that owns pairs, in any form
+  scatter,    ///< exact sums in L2, by atomics of each pair
+  stored,     ///< each element belongs to one pair, which writes it
+  rows,       ///< rows_sm90 owns queries and sums their tables in shared memory
+  pairs,      ///< pairs_sm90 owns pairs and loops over the batches and heads that share them
+  beside_dq,  ///< the portable dq kernel, tile by tile
+  walk,       ///< the portable dq kernel once more, without dq
+  any_pairs,  ///< the portable kernel that owns pairs
 };
 const char* to_string(Collector collector);
 
@@ -40,9 +40,9 @@ struct PlannedRead {
 struct ReadPlan {
   std::vector<GradientStorage> storage;  ///< of each parameter
   std::vector<PlannedRead> reads;
-  bool hopper = false;                         ///< Hopper kernels collect, but for what is added later
-  std::optional<Sm90RowsConfig> rows{};        ///< of rows_sm90, where there are tables for each query
-  std::optional<Sm90CollectConfig> collect{};  ///< of collect_sm90, where the backward kernel has no registers for terms of pairs
+  bool hopper = false;                         ///< Hopper kernels sum all reads but those added later
+  std::optional<Sm90RowsConfig> rows{};        ///< of rows_sm90, where there are tables per query
+  std::optional<Sm90CollectConfig> collect{};  ///< of collect_sm90, where the backward kernel has no registers for per-pair terms
 
   /// The numbers of the reads that a collector sums.
   std::vector<int> of(Collector collector) const;
@@ -60,7 +60,7 @@ struct ReadPlan {
   int early() const {
     return count([](const ReadFacts& read) { return read.early; });
   }
-  /// Decides between bins, a window and L2, once it is known what has room in shared memory (sm90_bins).
+  /// Decides between bins, a window and L2 once shared memory is shared out (sm90_bins).
   void place(const std::vector<ReadBins>& bins);
   void describe(Explanation& explanation, const problem::Problem& problem) const;
 };

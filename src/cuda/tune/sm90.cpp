@@ -1,6 +1,7 @@
 #include "cuda/tune/sm90.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -15,17 +16,9 @@ constexpr std::int64_t unlimited = std::int64_t{1} << 30;
 }  // namespace
 
 const char* to_string(Sm90Tiles tiles) {
-  switch (tiles) {
-    case Sm90Tiles::all:
-      return "all";
-    case Sm90Tiles::causal:
-      return "causal";
-    case Sm90Tiles::band:
-      return "band";
-    case Sm90Tiles::list:
-      return "list";
-  }
-  return "";
+  static constexpr const char* names[] = {"all", "causal", "band", "list"};
+  static_assert(std::size(names) == static_cast<std::size_t>(Sm90Tiles::list) + 1);
+  return names[static_cast<std::size_t>(tiles)];
 }
 
 Sm90Mask sm90_mask(const problem::Problem& p) {

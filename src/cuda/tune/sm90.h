@@ -1,6 +1,6 @@
 #pragma once
-// Configurations of the sm_90 kernels, what they take of a CTA, and their choice by tables: pure functions from a problem to printable
-// values. The order of tasks: sm90_order.h.
+// Configurations of the sm_90 kernels, their shared memory and registers, and the choice among them by tables: pure functions from a problem to
+// printable values. Tile schedulers: sm90_order.h.
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,7 +18,7 @@ namespace foveal::cuda {
 
 struct ReadPlan;  // tune/read_plan.h
 
-/// Where a kernel finds the tiles of a row; the order of device::TileSource.
+/// How a kernel finds the tiles of a row, in the order of device::TileSource.
 enum class Sm90Tiles { all, causal, band, list };
 const char* to_string(Sm90Tiles tiles);
 
@@ -29,7 +29,7 @@ struct Sm90Mask {
 };
 Sm90Mask sm90_mask(const problem::Problem& problem);
 
-/// What a configuration is chosen for, and why: of its table, or whose measurement says so.
+/// A configuration and why it was chosen: the row of a table, or a measurement of this device.
 template <class Config>
 struct Chosen {
   Config config;
@@ -41,21 +41,21 @@ struct Sm90ForwardConfig {
   int consumers = 2;  ///< warpgroups of 64 rows
   int stages = 2;     ///< of keys and values
   int query_stages = 2;
-  bool take_turns = true;                      ///< warpgroups issue their products one after the other
-  bool softmax_before_pv_wait = false;         ///< exponentials before the wait for the product that runs beside them
-  int packed_heads = 1;                        ///< GQA packing: heads of a kv head, whose queries are rows of one tile
-  int pair_stages = 0;                         ///< of reads that come as tiles; 0: none does
-  bool split_kv = false;                       ///< tasks take a part of the keys each
-  bool paged = false;                          ///< the warp that loads looks pages or stretches up, and takes more registers
-  LineValues lines{};                          ///< that a helping warp evaluates, beside the one that loads
-  std::vector<PairTile> tiles{};               ///< reads that come as tiles, where there are stages for them
+  bool take_turns = true;                      ///< ping-pong: one warpgroup's softmax overlaps the products of another
+  bool softmax_before_pv_wait = false;         ///< softmax overlaps the P V product of the same warpgroup
+  int packed_heads = 1;                        ///< GQA packing: query heads that share a tile
+  int pair_stages = 0;                         ///< of reads that TMA loads as tiles; 0: there are none
+  bool split_kv = false;                       ///< several tasks share the keys of a row of tiles
+  bool paged = false;                          ///< the producer warp looks up pages or stretches, which takes more registers
+  LineValues lines{};                          ///< evaluated by a warp of the producer warpgroup
+  std::vector<PairTile> tiles{};               ///< reads that TMA loads as tiles
   std::vector<ReadTable> tables{};             ///< in shared memory
-  std::vector<scoring::ValueId> row_values{};  ///< that threads keep for a task
-  int offset_steps = 0;                        ///< of 16 columns beside the head dim, by which tensor cores add to scores
-  bool offsets_first = false;                  ///< what is added to scores is there before they are
-  bool raw_offsets = false;                    ///< what takes many instructions is added to raw scores
+  std::vector<scoring::ValueId> row_values{};  ///< kept in registers for a task
+  int offset_steps = 0;                        ///< k-steps of 16 extra columns by which tensor cores add offsets to scores
+  bool offsets_first = false;                  ///< accumulators of scores start from the offsets
+  bool raw_offsets = false;                    ///< long offsets are added to raw scores
 
-  /// Those that are chosen; the others follow from them and the problem.
+  /// Those that are chosen and tuned; the others follow from them and the problem.
   template <class Self, class Fn>
   static void fields(Self& self, Fn fn) {
     fn("block_kv", self.block_kv), fn("consumers", self.consumers), fn("stages", self.stages), fn("query_stages", self.query_stages);
@@ -63,7 +63,7 @@ struct Sm90ForwardConfig {
     fn("packed_heads", self.packed_heads), fn("pair_stages", self.pair_stages);
   }
 
-  bool few_queries() const { return consumers == 1 || packed_heads > 1; }  ///< fewer than a tile has rows
+  bool few_queries() const { return consumers == 1 || packed_heads > 1; }  ///< decode and short prefill
   const char* kernel() const { return few_queries() ? "decode_sm90" : "forward_sm90"; }
   int queries() const { return block_q() / packed_heads; }  ///< of a tile
   int block_q() const { return 64 * consumers; }
@@ -78,12 +78,12 @@ struct Sm90ForwardConfig {
 struct Sm90BackwardConfig {
   int block_q = 64, block_kv = 128;  ///< of a CTA
   int stages = 2;                    ///< of queries and gradients of the output
-  int pair_stages = 0;               ///< of reads that come as tiles; 0: none does
-  int helper_registers = 0;          ///< of a thread of the warps that load and help; the others share the rest
-  bool collects = false;             ///< gradients of parameters, but for terms that have a pass of their own
-  StagedReads staged{};              ///< trained reads whose terms other warps sum up
-  LineValues lines{};                ///< that these evaluate
-  std::vector<PairTile> tiles{};     ///< reads that come as tiles, where there are stages for them
+  int pair_stages = 0;               ///< of reads that TMA loads as tiles; 0: there are none
+  int helper_registers = 0;          ///< per thread of the producer warpgroup; the consumers share the rest
+  bool collects = false;             ///< sums gradients of parameters, except those with a kernel of their own
+  StagedReads staged{};              ///< trained reads whose terms the producer warpgroup sums
+  LineValues lines{};                ///< evaluated there, too
+  std::vector<PairTile> tiles{};     ///< reads that TMA loads as tiles
   std::vector<ReadBins> bins{};      ///< see sm90_bins
   std::vector<ReadTable> tables{};   ///< in shared memory
   std::vector<RowRead> rows{};       ///< trained reads that rows_sm90 sums
@@ -94,7 +94,7 @@ struct Sm90BackwardConfig {
   }
 
   static constexpr int threads = 384;
-  int cluster_size() const { return block_kv == 64 ? 2 : 1; }  ///< CTAs that do a task together
+  int cluster_size() const { return block_kv == 64 ? 2 : 1; }  ///< CTAs that share a task
   int task_keys() const { return cluster_size() * block_kv; }
   std::size_t shared_bytes(const problem::Problem& problem) const;
   std::string text() const;
@@ -127,36 +127,35 @@ struct Sm90RowsConfig {
 
 /// The pipeline of the tiles of these reads.
 device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns);
-/// Where each scatter of the reads is summed in `room` bytes of shared memory: all its elements with some copies, or a window of them, or
-/// nowhere.
+/// How `room` bytes of shared memory are shared out to scatters: all elements of one with some copies, a window of them, or none.
 std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);
 
 /// The backward kernel for the problem's head dims.
 const char* sm90_backward_kernel(const problem::Problem& problem);
-/// How gradients of parameters are collected after a backward kernel that has no registers for terms of pairs; nothing where that does not fit.
+/// The kernel that sums gradients of parameters after a backward kernel without registers for per-pair terms; nothing where it does not fit.
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& problem, const ReadPlan& plan);
-/// How some reads of tables for each query are summed: as many of them as shared memory holds, the smallest first. Nothing where it holds none.
+/// The kernel that sums reads of tables per query: as many as fit shared memory, the smallest first. Nothing where none fits.
 std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& problem, std::vector<RowRead> reads);
-/// Reads of one element per pair that the kernels may get as tiles. collects: what a kernel that collects gradients evaluates after the
-/// probabilities finds no tiles any more.
+/// Reads of one element per pair that kernels may load as tiles. collects: not those needed after the probabilities, when the tiles' stage has been
+/// released.
 std::vector<PairTile> sm90_pair_tiles(const problem::Problem& problem, bool collects = false);
-/// What a score needs along the lines of a tile, where the kernel has warps for that.
+/// The line values of the score, where the kernel has warps to evaluate them.
 LineValues sm90_line_values(const problem::Problem& problem, const Sm90BackwardConfig& config = {});
 
-/// The configurations of all rows of a table (sm90_choice.cpp) that apply and fit, the best for this problem first; empty when none fits.
+/// The configurations of all rows of a table (sm90_forward_choice.cpp, sm90_backward_choice.cpp) that apply and fit, the best for this problem first; empty when none fits.
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& problem);
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& problem, const ReadPlan& plan);
 
-/// What runs on a device of this name: its tuned configuration, or the first candidate. Nothing when no row fits.
+/// The tuned configuration of this device, or the first candidate. Nothing when no row fits.
 std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const problem::Problem& problem, const std::string& device);
 std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& problem, const ReadPlan& plan,
                                                                const std::string& device);
 
-/// Why the kernels cannot run a problem so, or nothing; for configurations that were completed for the problem.
+/// Why a completed configuration cannot run a problem, or nothing.
 std::optional<std::string> sm90_illegal(const problem::Problem& problem, const Sm90ForwardConfig& config);
 std::optional<std::string> sm90_illegal(const problem::Problem& problem, const ReadPlan& plan, const Sm90BackwardConfig& config);
 
-/// Every legal configuration, the candidates first: what can be measured.
+/// Every legal configuration, the candidates first: the search space of `foveal tune`.
 std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& problem);
 std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& problem, const ReadPlan& plan);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <queue>
 
@@ -84,15 +85,9 @@ std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length
 }
 
 const char* to_string(Sm90Dealing dealing) {
-  switch (dealing) {
-    case Sm90Dealing::rounds:
-      return "in rounds";
-    case Sm90Dealing::turns:
-      return "in turns";
-    case Sm90Dealing::one_each:
-      return "one each";
-  }
-  return "";
+  static constexpr const char* names[] = {"in rounds", "in turns", "one each"};
+  static_assert(std::size(names) == static_cast<std::size_t>(Sm90Dealing::one_each) + 1);
+  return names[static_cast<std::size_t>(dealing)];
 }
 
 std::string Sm90Schedule::text() const {
@@ -126,11 +121,11 @@ TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t lengt
   return list;
 }
 
-Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90Habits& habits, const Sm90Teams& teams, bool in_turns) {
+Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, const Sm90Teams& teams, bool in_turns) {
   const auto [shortest, longest] = std::minmax_element(t.row_cost.begin(), t.row_cost.end());
   const bool even = *shortest == *longest;
   const double of_a_head = std::accumulate(t.row_cost.begin(), t.row_cost.end(), 0.0);
-  const bool one_each = !even && of_a_head >= habits.one_each_from * static_cast<double>(t.row_cost.size());
+  const bool one_each = !even && of_a_head >= costs.one_each_from * static_cast<double>(t.row_cost.size());
   const Sm90Dealing dealing = in_turns ? Sm90Dealing::turns : one_each ? Sm90Dealing::one_each : Sm90Dealing::rounds;
   const std::int64_t all_heads = t.heads * t.batch, rows = static_cast<std::int64_t>(t.row_cost.size()), tasks = all_heads * rows;
   const int grid = static_cast<int>(std::min<std::int64_t>(teams.count, tasks));
@@ -148,10 +143,10 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90Habits& habits, const S
   const std::int64_t least = std::min(wanted, all_heads);
   constexpr std::int64_t most_tasks = 1 << 16;  // more need no play: they even out
   const double mean = of_a_head * static_cast<double>(all_heads) / grid;
-  if (dealing == Sm90Dealing::one_each && habits.one_each_price > 0) {
-    Sm90Habits others = habits;
-    others.one_each_from = Sm90Habits::never;
-    if (const Sm90Schedule rounds = sm90_schedule(t, others, teams); rounds.time <= (1 + habits.one_each_price) * mean) return rounds;
+  if (dealing == Sm90Dealing::one_each && costs.one_each_price > 0) {
+    Sm90ScheduleCosts others = costs;
+    others.one_each_from = Sm90ScheduleCosts::never;
+    if (const Sm90Schedule rounds = sm90_schedule(t, others, teams); rounds.time <= (1 + costs.one_each_price) * mean) return rounds;
   }
   if (even)  // one head after the other: its keys and values stay in L2
     return schedule(least, static_cast<double>(divide_up(tasks, grid)) * t.row_cost.front());
@@ -162,7 +157,7 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90Habits& habits, const S
   };
   if (dealing == Sm90Dealing::one_each) {
     std::int64_t section = 1;  // a power of two, which leaves no small rest of the usual numbers of heads
-    while (section * 2 <= heads_within(habits.share_of_l2)) section *= 2;
+    while (section * 2 <= heads_within(costs.share_of_l2)) section *= 2;
     section = std::clamp(section, least, all_heads);
     return schedule(section, tasks <= most_tasks ? time_of_one_each(t, section, grid) : mean);
   }
@@ -175,7 +170,7 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90Habits& habits, const S
                                heads_of_rounds(8), all_heads}) {
     section = std::clamp(section, least, all_heads);
     const double doublings = std::log2(std::max(1.0, static_cast<double>(section) / static_cast<double>(fitting)));
-    const double time = (1 + habits.spilling_cost * doublings) * (tasks <= most_tasks ? time_of_rounds(t, section, grid, !in_turns) : mean);
+    const double time = (1 + costs.spilling_cost * doublings) * (tasks <= most_tasks ? time_of_rounds(t, section, grid, !in_turns) : mean);
     if (best_time == 0 || time < best_time) {
       best_time = time;
       best = section;
@@ -184,7 +179,7 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90Habits& habits, const S
   return schedule(best, best_time);
 }
 
-Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& of_rows, const Sm90Habits& habits,
+Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& of_rows, const Sm90ScheduleCosts& costs,
                                      const Sm90Teams& teams) {
   constexpr double start = 0.1;  // of a tile's time
   std::int64_t most = 1;
@@ -199,7 +194,7 @@ Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, con
     for (const Sm90TileRange& row : rows)
       for (int part = 0; part < parts; ++part)
         tasks.row_cost.push_back(start + static_cast<double>(before(row.end, part) - before(row.begin, part)));
-    const Sm90Schedule schedule = sm90_schedule(tasks, habits, teams);
+    const Sm90Schedule schedule = sm90_schedule(tasks, costs, teams);
     if (parts == 1 || schedule.time < best.schedule.time) best = {divisor(parts), schedule};
   }
   return best;

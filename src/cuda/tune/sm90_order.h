@@ -1,6 +1,6 @@
 #pragma once
-// Schedules of the sm_90 kernels: which CTA does which task when, and of how many tasks a row of tiles consists. Pure functions, which play a
-// schedule through on the host.
+// Tile schedulers of the sm_90 kernels: which CTA runs which task when, and into how many tasks a row of tiles is split. Pure functions that
+// simulate a schedule on the host.
 #include <string>
 #include <vector>
 
@@ -12,48 +12,48 @@ namespace foveal::cuda {
 struct Sm90Tasks {
   std::vector<double> row_cost;  ///< time of each row of one head, in tiles
   std::int64_t heads, batch;
-  std::int64_t head_bytes;        ///< what the tasks of one head read, and add to, again and again
-  bool first_row_first = false;   ///< a section begins with row 0 instead of the last row: with the longest
+  std::int64_t head_bytes;        ///< working set of the tasks of one head in L2
+  bool first_row_first = false;   ///< row 0 is the longest one, and starts a section; otherwise the last row
   bool sequences_inside = false;  ///< the sequences of one head follow each other instead of the heads of one sequence
 };
 
-/// Who does which task.
+/// How tasks are assigned to CTAs.
 enum class Sm90Dealing {
-  /// A persistent grid, dealt beforehand, to and fro, so that long and short tasks even out.
+  /// A persistent grid with a static assignment, in alternating direction so that long and short tasks even out.
   rounds,
-  /// The same in one direction: rows of one head wait for each other, so that few should run at a time, each dealt after the row before it.
+  /// The same in one direction, for rows of a head that wait for each other: each is assigned after the one it waits for, and few run at a time.
   turns,
-  /// A CTA for each task: the device starts one when another ends.
+  /// One CTA per task: the hardware scheduler balances the load.
   one_each,
 };
 const char* to_string(Sm90Dealing dealing);
 
-/// What was measured of a kernel on an H200 (docs/lab/gpu.md), by which its schedule is chosen.
-struct Sm90Habits {
+/// Measured properties of a kernel on an H200 (docs/lab/gpu.md) by which its scheduler is chosen.
+struct Sm90ScheduleCosts {
   static constexpr double never = 1e9;
-  /// In rounds: of its time, for each doubling of a section beyond what fits in L2.
+  /// In rounds: fraction of the time lost with each doubling of a section beyond L2.
   double spilling_cost;
-  /// Mean time of a task, in tiles, from which a CTA for each is quicker: shorter ones gain more by overlapping.
+  /// Mean tiles of a task from which one CTA per task is faster: shorter tasks gain more from the overlap of a persistent kernel.
   double one_each_from = never;
-  /// One each: that a section fills.
+  /// One each: how much of L2 a section may fill.
   double share_of_l2 = 0;
-  /// One each: what it costs of the time (measured on an H100), so that rounds which leave less idle are quicker.
+  /// One each: fraction of the time it costs (measured on an H100); rounds that idle less than this are faster.
   double one_each_price = 0;
 };
-namespace habits {
-constexpr Sm90Habits forward{.spilling_cost = 0.06};
+namespace schedule_costs {
+constexpr Sm90ScheduleCosts forward{.spilling_cost = 0.06};
 /// Head dims from 65 to 128.
-constexpr Sm90Habits forward_128{.spilling_cost = 0.06, .one_each_from = 40, .share_of_l2 = 2.0 / 3, .one_each_price = 0.025};
-constexpr Sm90Habits forward_one_buffer{.spilling_cost = 0.06, .one_each_from = 12, .share_of_l2 = 2.0 / 3};  // of queries
-constexpr Sm90Habits backward{.spilling_cost = 0.12, .one_each_from = 16, .share_of_l2 = 1.0 / 3};
-constexpr Sm90Habits backward_wide{.spilling_cost = 0.12, .one_each_from = 8, .share_of_l2 = 1.0 / 3};
+constexpr Sm90ScheduleCosts forward_128{.spilling_cost = 0.06, .one_each_from = 40, .share_of_l2 = 2.0 / 3, .one_each_price = 0.025};
+constexpr Sm90ScheduleCosts forward_one_buffer{.spilling_cost = 0.06, .one_each_from = 12, .share_of_l2 = 2.0 / 3};  // of queries
+constexpr Sm90ScheduleCosts backward{.spilling_cost = 0.12, .one_each_from = 16, .share_of_l2 = 1.0 / 3};
+constexpr Sm90ScheduleCosts backward_wide{.spilling_cost = 0.12, .one_each_from = 8, .share_of_l2 = 1.0 / 3};
 /// A task walks all query heads of a group, or ends early where its sequence does.
-constexpr Sm90Habits backward_in_rounds{.spilling_cost = 0.12};
-constexpr Sm90Habits collect{.spilling_cost = 0.12};
-constexpr Sm90Habits pairs{.spilling_cost = 0.3};
-}  // namespace habits
+constexpr Sm90ScheduleCosts backward_in_rounds{.spilling_cost = 0.12};
+constexpr Sm90ScheduleCosts collect{.spilling_cost = 0.12};
+constexpr Sm90ScheduleCosts pairs{.spilling_cost = 0.3};
+}  // namespace schedule_costs
 
-/// What tasks are done on: so many CTAs, or clusters, at a time.
+/// What tasks run on: CTAs or clusters that are resident together.
 struct Sm90Teams {
   int count;
   std::size_t l2_bytes;
@@ -72,10 +72,9 @@ struct Sm90Schedule {
 TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t length, std::int64_t row_tokens, std::int64_t packed_heads,
                                 std::int64_t splits);
 
-/// Sections of heads are chosen so that tasks even out and what they read stays in L2: for a persistent grid a few LPT schedules are
-/// simulated, and the shortest makespan wins; with a CTA for each task the load evens out by itself, so that bytes alone decide. in_turns: Sm90Dealing::turns, whatever else
-/// were quicker.
-Sm90Schedule sm90_schedule(const Sm90Tasks& tasks, const Sm90Habits& habits, const Sm90Teams& teams, bool in_turns = false);
+/// Picks sections of heads whose working set stays in L2 and whose tasks balance: for a persistent grid some LPT schedules are simulated and the
+/// shortest makespan wins; with one CTA per task the load balances itself, and only bytes count. in_turns: Sm90Dealing::turns in any case.
+Sm90Schedule sm90_schedule(const Sm90Tasks& tasks, const Sm90ScheduleCosts& costs, const Sm90Teams& teams, bool in_turns = false);
 
 /// Tiles that each row of tiles visits.
 struct Sm90TileRange {
@@ -84,16 +83,16 @@ struct Sm90TileRange {
 std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                           bool transposed);
 
-/// How many these are, plus what starting and ending a row costs.
+/// The number of these tiles, plus the prologue and epilogue of a row.
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                   bool transposed);
 
-/// A schedule of tasks that take every parts-th tile of a row each, with as many parts as even out best. tasks: without costs of rows.
+/// Splits rows into tasks of every parts-th tile; picks the number of parts with the shortest makespan. tasks: without costs of rows.
 struct Sm90RowParts {
   device::Divisor parts;
   Sm90Schedule schedule;
 };
-Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& tasks, const Sm90Habits& habits,
+Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& tasks, const Sm90ScheduleCosts& costs,
                                      const Sm90Teams& teams);
 
 /// Split-KV: in how many splits the keys of a row of tiles are best read, so that all multiprocessors read; 1 unless there are few queries.

@@ -19,7 +19,7 @@ std::string key_of(const std::string& device, const std::string& family, const s
   return base::join(device, " | ", family, " | ", problem);
 }
 
-/// All there are; what else a file names would be taken for nobody's, without a word.
+/// A family outside this list would be ignored silently.
 constexpr const char* families[] = {"sm90.forward", "sm90.backward", "sm80.forward", "sm80.dq", "sm80.dkdv"};
 
 Table read(const std::string& path) {
@@ -30,7 +30,7 @@ Table read(const std::string& path) {
   int number = 0;
   for (std::string line; std::getline(file, line);) {
     ++number;
-    line.erase(line.find_last_not_of(" \t\r") + 1);  // of an editor: a class with it would match no problem, without a word
+    line.erase(line.find_last_not_of(" \t\r") + 1);  // a trailing blank would make a class match nothing, silently
     if (line.empty() || line[0] == '#') continue;
     std::string part[4];
     std::size_t begin = 0;

@@ -1,6 +1,5 @@
 #pragma once
-// Configurations that were found by measuring on the device that is there, instead of those of the tables: a file that `foveal tune` writes
-// and planning reads, named by FOVEAL_TUNED.
+// Configurations measured on the device at hand, which replace those of the tables: a file that `foveal tune` writes and FOVEAL_TUNED names.
 //
 // A line is `device | family | configuration | class`, such as
 //   NVIDIA H200 | sm90.forward | block_kv=160 consumers=2 stages=2 ... | forward bf16 d128:128 q4096 kv4096 group=1 causal ...
@@ -20,14 +19,14 @@ std::string problem_class(const problem::Problem& problem);
 
 struct Tuned {
   std::string config;
-  std::string source;  ///< whose word it is: "table.txt:3"
+  std::string source;  ///< "table.txt:3"
 };
-/// What is to be used instead of a table's choice: that of a Trial, or of the file. Throws invalid_argument, naming file and line, for a
-/// file that cannot be read.
+/// What replaces a table's choice: the configuration of a Trial, or of the file. Throws invalid_argument, naming file and line, for a file that cannot
+/// be read.
 std::optional<Tuned> tuned_config(const problem::Problem& problem, const std::string& device, const std::string& family);
 /// The line of a file.
 std::string tuned_line(const problem::Problem& problem, const std::string& device, const std::string& family, const std::string& config);
-/// Instead of FOVEAL_TUNED; "" for no file. Reads it anew.
+/// Overrides FOVEAL_TUNED and reads the file; "" for none.
 void set_tuned_file(const std::string& path);
 
 /// While it lives, this thread's plans take this configuration of a family.

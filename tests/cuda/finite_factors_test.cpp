@@ -1,5 +1,5 @@
 // Which factors of trained reads kernels need not look at for each term, and that such kernels look at none.
-#include "cuda/tame_factors.h"
+#include "cuda/finite_factors.h"
 
 #include <gtest/gtest.h>
 
@@ -29,12 +29,12 @@ Found found(const std::string& score, const std::string& rest = "") {
     if (score.find(std::string(1, param[0]) + "[") != std::string::npos) params += base::join(" param=\"", param, " grad\"");
   const problem::Problem p = problem_of(base::join("backward bf16 b2 h4 q512 d64 score=\"", score, "\"", params, " ", rest));
   const LineValues lines = sm90_backward_candidates(p, sm90_read_plan(p)).front().lines;
-  const TameFactors factors = tame_factors(p, lines);
+  const FiniteFactors factors = finite_factors(p, lines);
   return {factors.reads, factors.walk.size(), factors.keys.size(), lines.checked};
 }
 bool all(const std::vector<bool>& reads) { return std::find(reads.begin(), reads.end(), false) == reads.end(); }
 
-TEST(TameFactors, ProductsAndSumsOfLinesAreSuch) {
+TEST(FiniteFactors, ProductsAndSumsOfLinesAreSuch) {
   const Found product = found("score + x[q_idx, 0] * y[kv_idx, 1]");
   EXPECT_EQ(product.reads, (std::vector{true, true}));
   EXPECT_EQ(product.walk, 1u);
@@ -45,7 +45,7 @@ TEST(TameFactors, ProductsAndSumsOfLinesAreSuch) {
   EXPECT_EQ(distance.walk, 1u);
 }
 
-TEST(TameFactors, WhatMayOverflowOrDependsOnMoreIsNot) {
+TEST(FiniteFactors, WhatMayOverflowOrDependsOnMoreIsNot) {
   EXPECT_EQ(found("score + c[head] * exp(x[q_idx, 0] * y[kv_idx, 1])").reads, (std::vector{false, false, false}));
   EXPECT_EQ(found("score + x[q_idx, 0] * y[kv_idx, 1]", "determinism=reproducible").reads,  // no warp evaluates lines
             (std::vector{true, false}));
@@ -54,7 +54,7 @@ TEST(TameFactors, WhatMayOverflowOrDependsOnMoreIsNot) {
   EXPECT_FALSE(found("score * x[q_idx, 0]").reads.front());                                        // the factor is the score
 }
 
-TEST(TameFactors, DegreesAreLimited) {
+TEST(FiniteFactors, DegreesAreLimited) {
   const auto power = [](int n) {
     const std::string difference = "(x[q_idx, 0] - y[kv_idx, 0])";
     std::string text = "score + " + difference;

@@ -1,4 +1,4 @@
-#include "cuda/tame_factors.h"
+#include "cuda/finite_factors.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,17 +10,17 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr double tame = 0x1p40, small = 16;
-constexpr int most_degree = 3;        // 2^120, and some such terms added up, are finite
-constexpr std::size_t most_keys = 6;  // a warp looks at so many values when it takes new keys
+constexpr double bounded = 0x1p40, small = 16;  // the former is device::kTame
+constexpr int most_degree = 3;                  // 2^120, and a sum of some such terms, is finite
+constexpr std::size_t most_keys = 6;            // a warp tests them when it takes new keys
 
-/// The degree of a value as a polynomial of tame ones.
+/// The degree of a value as a polynomial in bounded ones.
 class Degrees {
  public:
   Degrees(const Problem& p, const Program& program, const LineValues& lines)
       : program_(program), lines_(lines), writer_(p, program, {.lines = lines}), bounds_(bounds_of(program, p)) {}
 
-  bool is_tame(ValueId factor) {
+  bool stays_finite(ValueId factor) {
     std::vector<ValueId> walk_before = walk, keys_before = keys;
     if (const auto sum = degree_of_factor(factor); sum && *sum <= most_degree && keys.size() <= most_keys) return true;
     walk = std::move(walk_before), keys = std::move(keys_before);
@@ -46,7 +46,7 @@ class Degrees {
   bool of_walk(ValueId id) const { return std::find(lines_.walk.begin(), lines_.walk.end(), id) != lines_.walk.end(); }
 
   std::optional<int> degree(ValueId id) {
-    const Instr& instr = program_.code[static_cast<std::size_t>(id)];
+    const Instr& instr = program_[id];
     const unsigned depends = program_.depends_of(id);
     if (instr.type != Type::real || (depends & scoring::depends_score)) return {};
     if (of_walk(id)) {
@@ -54,7 +54,7 @@ class Degrees {
       return 1;
     }
     const Interval& bounds = bounds_[static_cast<std::size_t>(id)];
-    if (const double size = std::max(std::abs(bounds.low), std::abs(bounds.high)); size <= tame && !bounds.maybe_nan)
+    if (const double size = std::max(std::abs(bounds.low), std::abs(bounds.high)); size <= bounded && !bounds.maybe_nan)
       return size <= small ? 0 : 1;
     if ((depends & (scoring::depends_q | scoring::depends_kv)) == scoring::depends_kv) {
       add(keys, id);
@@ -85,11 +85,11 @@ class Degrees {
 
 }  // namespace
 
-TameFactors tame_factors(const Problem& p, const LineValues& lines) {
-  TameFactors factors;
+FiniteFactors finite_factors(const Problem& p, const LineValues& lines) {
+  FiniteFactors factors;
   if (p.pass != Pass::backward || p.score->reads.empty()) return factors;
   Degrees degrees(p, p.score->backward, lines);
-  for (const scoring::TrainableRead& read : p.score->reads) factors.reads.push_back(degrees.is_tame(read.factor));
+  for (const scoring::TrainableRead& read : p.score->reads) factors.reads.push_back(degrees.stays_finite(read.factor));
   factors.keys = degrees.keys;
   factors.walk = degrees.walk;
   return factors;

@@ -1,27 +1,12 @@
-// Which configuration a Hopper kernel runs in: tables of rows that were measured, the facts of a problem that they look at, and what is
-// legal.
-#include <algorithm>
+// Which configuration a Hopper forward kernel runs in: facts of the problem, rows that were measured, and what is legal.
 #include <initializer_list>
-#include <utility>
 
-#include "base/check.h"
-#include "cuda/tune/read_plan.h"
-#include "cuda/tune/sm90.h"
-#include "cuda/tune/tuned.h"
+#include "cuda/tune/choice.h"
 
 namespace foveal::cuda {
 namespace {
 
-/// Of a table, whose first row that applies is taken: of its configurations the first that fits. Where none does, the next row is tried.
-template <class Facts, class Config>
-struct Row {
-  bool (*applies)(const Facts&);
-  std::vector<Config> configs;
-  const char* why;
-  const char* measured;  ///< where the figures are
-};
-
-/// What the rows of the forward table look at.
+/// What rows of the forward tables depend on.
 struct ForwardFacts {
   const problem::Problem& p;
   std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
@@ -49,22 +34,18 @@ struct ForwardFacts {
   bool few_queries() const;
 };
 
-/// Fewer queries than a tile has rows, and nothing that keeps heads from sharing a tile and tasks from sharing the keys: keys and values
-/// are what takes time.
+/// Decode and short prefill, bound by reading keys and values: heads of a group may share a tile, and tasks may share the keys.
 bool ForwardFacts::few_queries() const {
   constexpr int most_rows = 128;
   if (dropout || p.part || p.seqlen_q >= most_rows || p.group_size > most_rows || p.q.strides[2] * p.group_size >= std::int64_t{1} << 39)
     return false;
   if (rows > 64 && p.group_size == 1) return false;
-  if (scored && rows > most_rows) return false;  // more than a tile takes time to compute, and scores are dearer where heads share it
+  if (scored && rows > most_rows) return false;  // compute-bound, and scores cost more where heads share a tile
   return !(listed && p.group_size > 1 && mask_depends_on_head(p));
 }
 
 using ForwardRow = Row<ForwardFacts, Sm90ForwardConfig>;
 using F = ForwardFacts;
-
-constexpr const char* grid = "bench/results/h200-sm90.jsonl";
-constexpr const char* notes = "docs/lab/gpu.md";
 
 /// Decode and short prefill, where few_queries(): all heads of a group are packed, and loads run as many stages ahead as fit.
 const std::vector<ForwardRow>& decode_rows() {
@@ -107,7 +88,7 @@ const std::vector<ForwardRow>& decode_rows() {
 
 constexpr const char* reads = "bench/results/h100-reads.jsonl";
 
-/// Where tensor cores add the offsets of a score, asked before the others.
+/// Where tensor cores add the offsets of a score: tried before the others.
 const std::vector<ForwardRow>& offset_rows() {
   static const std::vector<ForwardRow> rows = {
       {.applies = [](const F& f) { return f.dim <= 64 && f.columns > 0 && !f.listed && !f.dropout; },
@@ -200,10 +181,6 @@ const std::vector<ForwardRow>& forward_rows() {
   return rows;
 }
 
-// ---- a row's configuration made one of a problem ----
-
-bool fits(const problem::Problem& p, const auto& config) { return config.shared_bytes(p) <= sm90_shared_limit; }
-
 /// As many stages as there is room for.
 std::optional<Sm90ForwardConfig> packed(const ForwardFacts& f, Sm90ForwardConfig config) {
   config.packed_heads = static_cast<int>(f.p.group_size);
@@ -221,8 +198,8 @@ std::optional<Sm90ForwardConfig> packed(const ForwardFacts& f, Sm90ForwardConfig
   return config;
 }
 
-/// What shared memory holds beside keys and values: tables that pairs read at any index, reads of one element per pair as tiles, and the queries of the next task. Tables
-/// come first: without them each pair gathers from L2 (20 times the plain pass for a table that a matrix of integers indexes). Then more stages of tiles.
+/// Shared memory beside K and V, in this order: tables that pairs read at any index (without them each pair gathers from L2, 20 times the plain pass for a table
+/// that a matrix of integers indexes), stages of the tiles of reads of one element per pair, the queries of the next task.
 Sm90ForwardConfig with_pair_tiles_and_tables(const ForwardFacts& f, const Sm90ForwardConfig& config) {
   Sm90ForwardConfig best = config;
   bool any = false;
@@ -252,7 +229,7 @@ void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.lines.checked = true;
 }
 
-/// Offsets that are known before scores, now that it is known what stands in shared memory.
+/// Offsets first, now that it is known which tables fit shared memory.
 void take_offsets_first(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.offsets_first = f.offsets_first && config.consumers == 3 && offsets_come_first(f.p, config.tiles, config.tables);
   if (config.offsets_first) config.row_values = find_row_values(f.p);
@@ -263,21 +240,8 @@ std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardC
   config.paged = f.p.paged || f.p.spread;
   config = with_pair_tiles_and_tables(f, config);
   take_offsets_first(f, config);
-  if (config.consumers == 3 && f.offsets_first && !config.offsets_first) return std::nullopt;  // it has no registers for reads of pairs
+  if (config.consumers == 3 && f.offsets_first && !config.offsets_first) return std::nullopt;  // no registers for reads of pairs
   return fits(f.p, config) ? std::optional(config) : std::nullopt;
-}
-
-/// The configurations of the first row that has some.
-template <class Facts, class Config, class Complete>
-std::vector<Chosen<Config>> chosen_of(const std::vector<Row<Facts, Config>>& rows, const Facts& facts, const Complete& complete) {
-  std::vector<Chosen<Config>> chosen;
-  for (const Row<Facts, Config>& row : rows) {
-    if (!row.applies(facts)) continue;
-    for (const Config& config : row.configs)
-      if (const auto whole = complete(facts, config)) chosen.push_back({*whole, base::join(row.why, " (", row.measured, ")")});
-    if (!chosen.empty()) break;
-  }
-  return chosen;
 }
 
 std::vector<Chosen<Sm90ForwardConfig>> forward_chosen(const ForwardFacts& f) {
@@ -287,130 +251,8 @@ std::vector<Chosen<Sm90ForwardConfig>> forward_chosen(const ForwardFacts& f) {
   return chosen_of(forward_rows(), f, whole_heads);
 }
 
-// ---- backward ----
-
-struct BackwardFacts {
-  const problem::Problem& p;
-  const ReadPlan& plan;
-  std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0 && !p.ragged_kv();
-  bool collects = plan.hopper;
-  StagedReads staged = collects && p.head_dim <= 128 ? plan.staged() : StagedReads{};
-  LineValues lines = sm90_line_values(p, {.block_kv = p.head_dim > 128 ? 64 : 128, .staged = staged});
-  bool helpers = staged.any() || !lines.empty();  ///< the warps beside the one that loads have work
-  bool light = is_light(p);
-  std::vector<PairTile> pair_tiles = sm90_pair_tiles(p, collects);
-
-  bool only_sums() const;
-  bool holds_little() const;
-  bool adds_tiles() const;
-};
-
-/// Trained reads leave no term of a pair in registers.
-bool BackwardFacts::only_sums() const {
-  return plan.count([](const ReadFacts& read) {
-    const bool summed = read.kind == scoring::Reduction::uniform || read.kind == scoring::Reduction::column;
-    return !read.follows_from_dk && (read.factor_of_score || !summed);
-  }) == 0;
-}
-
-/// Registers hold of each pair what the plain pass holds.
-bool BackwardFacts::holds_little() const {
-  const bool plain = bare && !p.has_score_mod() && p.score->reads.empty();
-  return plain || (bare && light && only_sums() && !helpers && !reads_pairs(p));
-}
-
-/// A tile is added to the score, which takes no slope of a pair in registers.
-bool BackwardFacts::adds_tiles() const {
-  const bool adds = std::none_of(pair_tiles.begin(), pair_tiles.end(),
-                                 [&](const PairTile& tile) { return comes_from(p.score->backward, p.score->dscore, tile.read); });
-  return bare && adds && !helpers && !collects && light && !reads_pairs(p, 0, pair_tiles);
-}
-
-/// What a thread of the helping warps needs; above head dim 64 the others need all that can be spared, which sums along diagonals can
-/// least.
-int helper_registers(const BackwardFacts& f, bool helpers) {
-  if (f.p.head_dim > 128) return 40;
-  if (!helpers) return f.p.gathered ? 40 : 24;
-  if (f.dim <= 64) return 72;
-  const int diagonals = f.plan.count([](const ReadFacts& read) { return read.kind == scoring::Reduction::diagonal; });
-  return f.collects && diagonals > 0 && f.plan.early() == 0 ? 56 : 40;
-}
-
-using BackwardRow = Row<BackwardFacts, Sm90BackwardConfig>;
-using B = BackwardFacts;
-
-const std::vector<BackwardRow>& backward_rows() {
-  static const std::vector<BackwardRow> rows = {
-      {.applies = [](const B& f) { return f.p.head_dim > 128; },
-       .configs = {{.block_q = 64, .block_kv = 64}},
-       .why = "two CTAs of a cluster share a task: shared memory holds no more",
-       .measured = grid},
-      {.applies = [](const B& f) { return f.dim <= 64 && f.holds_little(); },
-       .configs = {{.block_q = 128}, {.block_q = 64}},
-       .why = "registers last for 128 queries",
-       .measured = grid},
-      {.applies = [](const B& f) { return f.dim <= 64 && !f.pair_tiles.empty() && f.adds_tiles(); },
-       .configs = {{.block_q = 128, .pair_stages = 2},
-                   {.block_q = 128, .pair_stages = 1},
-                   {.block_q = 64, .pair_stages = 2},
-                   {.block_q = 64, .pair_stages = 1}},
-       .why = "a bias comes as tiles and is added",
-       .measured = notes},
-      {.applies = [](const B& f) { return !f.pair_tiles.empty(); },
-       .configs = {{.block_q = 64, .pair_stages = 2}, {.block_q = 64, .pair_stages = 1}},
-       .why = "reads of pairs come as tiles, and take registers",
-       .measured = notes},
-      {.applies = [](const B&) { return true; }, .configs = {{.block_q = 64}}, .why = "registers last for 64 queries", .measured = grid},
-  };
-  return rows;
-}
-
-std::optional<Sm90BackwardConfig> complete(const BackwardFacts& f, Sm90BackwardConfig config) {
-  const problem::Problem& p = f.p;
-  const bool loads_more = f.dim <= 64 && config.pair_stages > 0 && config.block_q == 64;  // the warp that loads is one of the helpers
-  config.helper_registers = helper_registers(f, f.helpers || loads_more);
-  config.collects = f.collects;
-  config.staged = f.staged;
-  config.lines = f.lines;
-  if (f.plan.rows) config.rows = f.plan.rows->reads;
-  if (config.pair_stages > 0) config.tiles = f.pair_tiles;
-  if (!fits(p, config)) return std::nullopt;
-  if (config.cluster_size() == 1) {
-    if (f.collects) config.bins = sm90_bins(f.plan, sm90_shared_limit - config.shared_bytes(p));
-    config.tables = sm90_fitting_tables(p, config.tiles, sm90_shared_limit - config.shared_bytes(p));
-  }
-  return config;
-}
-
-std::vector<Chosen<Sm90BackwardConfig>> backward_chosen(const BackwardFacts& f) { return chosen_of(backward_rows(), f, complete); }
-
-template <class Config>
-std::vector<Config> configs_of(std::vector<Chosen<Config>> chosen) {
-  std::vector<Config> configs;
-  configs.reserve(chosen.size());
-  for (Chosen<Config>& one : chosen) configs.push_back(std::move(one.config));
-  return configs;
-}
-
-/// A tuned configuration where it is legal, and the reason why another is taken where not.
-template <class Config, class Complete, class Illegal>
-std::optional<Chosen<Config>> choice(const problem::Problem& p, const std::string& device, const char* family,
-                                     std::vector<Chosen<Config>> chosen, const Complete& completed, const Illegal& illegal) {
-  std::string unfit;
-  if (const auto tuned = tuned_config(p, device, family)) {
-    const auto config = completed(parse_config<Config>(tuned->config, tuned->source));
-    const auto reason = config ? illegal(*config) : std::optional<std::string>("it does not fit shared memory");
-    if (!reason) return Chosen<Config>{*config, base::join("tuned (", tuned->source, ")")};
-    unfit = base::join("; not as tuned (", tuned->source, "): ", *reason);
-  }
-  if (chosen.empty()) return std::nullopt;
-  chosen.front().why += unfit;
-  return chosen.front();
-}
-
-/// With what follows from the problem, the fields as they are.
-std::optional<Sm90ForwardConfig> as_it_is(const ForwardFacts& f, Sm90ForwardConfig config) {
+/// Completes a tuned configuration without changing its fields.
+std::optional<Sm90ForwardConfig> completed(const ForwardFacts& f, Sm90ForwardConfig config) {
   if (config.packed_heads == 1) take_lines(f, config);
   if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   if (!fits(f.p, config)) return std::nullopt;
@@ -422,25 +264,13 @@ std::optional<Sm90ForwardConfig> as_it_is(const ForwardFacts& f, Sm90ForwardConf
 }  // namespace
 
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p) { return configs_of(forward_chosen({p})); }
-std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p, const ReadPlan& plan) {
-  return configs_of(backward_chosen({p, plan}));
-}
 
 std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const problem::Problem& p, const std::string& device) {
   const ForwardFacts facts{p};
   return choice(
-      p, device, "sm90.forward", forward_chosen(facts), [&](const Sm90ForwardConfig& config) { return as_it_is(facts, config); },
+      p, device, "sm90.forward", forward_chosen(facts), [&](const Sm90ForwardConfig& config) { return completed(facts, config); },
       [&](const Sm90ForwardConfig& config) { return sm90_illegal(p, config); });
 }
-
-std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& p, const ReadPlan& plan, const std::string& device) {
-  const BackwardFacts facts{p, plan};
-  return choice(
-      p, device, "sm90.backward", backward_chosen(facts), [&](const Sm90BackwardConfig& config) { return complete(facts, config); },
-      [&](const Sm90BackwardConfig& config) { return sm90_illegal(p, plan, config); });
-}
-
-// ---- what is legal ----
 
 std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90ForwardConfig& config) {
   const ForwardFacts f{p};
@@ -463,29 +293,6 @@ std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90For
   if (!fits(p, config)) return base::join(config.shared_bytes(p), " bytes of shared memory exceed ", sm90_shared_limit);
   return std::nullopt;
 }
-
-std::optional<std::string> sm90_illegal(const problem::Problem& p, const ReadPlan& plan, const Sm90BackwardConfig& config) {
-  const BackwardFacts f{p, plan};
-  if (config.block_kv != (p.head_dim > 128 ? 64 : 128)) return base::join("block_kv is ", p.head_dim > 128 ? 64 : 128, " at this head_dim");
-  if (config.block_q != 64 && config.block_q != 128) return "block_q is 64 or 128";
-  if (config.block_q == 128 && (f.dim > 64 || !f.only_sums())) return "registers do not last for 128 queries";
-  if (config.stages != 2) return "stages are 2";
-  if (config.pair_stages < 0 || config.pair_stages > 2 || (config.pair_stages > 0 && f.pair_tiles.empty()))
-    return "pair_stages are 0 to 2, and 0 where no read comes as tiles";
-  if (!fits(p, config)) return base::join(config.shared_bytes(p), " bytes of shared memory exceed ", sm90_shared_limit);
-  return std::nullopt;
-}
-
-namespace {
-
-/// Adds a configuration that is not there yet.
-template <class Config>
-void add_new(const Config& config, std::vector<Config>& space) {
-  const auto same = [&](const Config& other) { return text_of(other) == text_of(config); };
-  if (std::none_of(space.begin(), space.end(), same)) space.push_back(config);
-}
-
-}  // namespace
 
 std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& p) {
   const ForwardFacts facts{p};
@@ -510,17 +317,6 @@ std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& p) {
           for (config.query_stages = 2; config.query_stages > 1 && !fits(p, config);) --config.query_stages;
           add(whole_heads(facts, config));
         }
-  return space;
-}
-
-std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& p, const ReadPlan& plan) {
-  const BackwardFacts facts{p, plan};
-  std::vector<Sm90BackwardConfig> space = sm90_backward_candidates(p, plan);
-  for (const int block_q : {64, 128})
-    for (const int pair_stages : {0, 1, 2}) {
-      const auto config = complete(facts, {.block_q = block_q, .block_kv = p.head_dim > 128 ? 64 : 128, .pair_stages = pair_stages});
-      if (config && !sm90_illegal(p, plan, *config)) add_new(*config, space);
-    }
   return space;
 }
 

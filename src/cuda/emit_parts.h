@@ -1,0 +1,87 @@
+#pragma once
+// The parts that emit_score() and emit_outside_reads() are put together from, for the emit_*.cpp.
+#include <string>
+#include <vector>
+
+#include "cuda/score_emit.h"
+#include "cuda/score_writer.h"
+
+namespace foveal::cuda {
+
+// ---- CUDA text ----
+
+inline const char* truth(bool value) { return value ? "true" : "false"; }
+
+/// A template whose value or effect for i = 0, 1, ... is given.
+inline std::string numbered(const std::string& head, const std::vector<std::string>& bodies, const std::string& otherwise) {
+  std::string text = head + " {\n";
+  for (std::size_t i = 0; i < bodies.size(); ++i) text += base::join("  if constexpr (i == ", i, ") {\n", bodies[i], "  }\n");
+  return text + otherwise + "}\n";
+}
+
+template <class Fn>
+std::string list(const std::string& declaration, std::size_t count, Fn&& element) {
+  std::string text = declaration + "[] = {";
+  for (std::size_t i = 0; i < count; ++i) {
+    text += element(i);
+    text += ", ";
+  }
+  return text + "0};\n";
+}
+
+template <class Fn>
+std::string flags(const std::string& name, std::size_t count, Fn&& flag) {
+  return list("constexpr bool " + name, count, [&](std::size_t i) { return std::string(truth(flag(i))); });
+}
+template <class Fn>
+std::string integers(const std::string& name, std::size_t count, Fn&& integer) {
+  return list("constexpr int " + name, count, [&](std::size_t i) { return std::to_string(integer(i)); });
+}
+/// `name<i>::type` is the type of an element.
+template <class Fn>
+std::string element_types(const std::string& name, std::size_t count, Fn&& dtype) {
+  std::string text = "template <int i>\nstruct " + name + ";\n";
+  for (std::size_t i = 0; i < count; ++i)
+    text += base::join("template <>\nstruct ", name, "<", i, "> {\n  using type = ", device_type(dtype(i)), ";\n};\n");
+  return text;
+}
+
+/// Of the functions of a pair.
+inline const char* linkage_of(const Problem& p) { return is_long(p) ? "FOVEAL_CALLED" : "FOVEAL_DEVICE"; }
+
+inline constexpr const char* pair_signature = "(const Score& score, const At& at, const ScoreArgs& args)";
+inline constexpr const char* head_signature = "(const Score& score, const Position& at, const ScoreArgs& args)";
+
+inline bool depends_on_score(const Program& program, ValueId value) { return (program.depends_of(value) & scoring::depends_score) != 0; }
+
+/// The dimensions whose index differs between pairs, a bit each.
+inline int pair_dimensions(const Program& program, const std::vector<ValueId>& index) {
+  int dimensions = 0;
+  for (std::size_t d = 0; d < index.size(); ++d) dimensions |= is_pair_dimension(program, index[d]) ? 1 << d : 0;
+  return dimensions;
+}
+
+// ---- emit_loads.cpp: values that a kernel loads for pairs ----
+
+/// A read that a kernel may load ahead.
+struct PairRead {
+  ValueId read;
+  int run;       ///< ColumnForm::run, where a thread then loads an element once for several of its columns; otherwise 0
+  bool repeats;  ///< ColumnForm::repeats
+};
+/// Reads of one element per pair whose index does not depend on the score: a kernel may load them ahead, but for those that come as tiles.
+std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, const std::vector<ValueId>& tiled);
+std::string emit_pair_reads(const Problem& p, const Program& program, const std::vector<PairRead>& reads);
+std::string emit_tables(const Problem& p, const Program& program, const std::vector<ReadTable>& tables);
+std::string emit_pair_tiles(const Problem& p, const Program& program, const std::vector<PairTile>& tiles);
+
+// ---- emit_gradients.cpp: trained reads ----
+
+std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead);
+
+// ---- score_emit.cpp ----
+
+/// A function for each of some values, found from where a pair is; integers as their bits.
+std::string emit_values(const char* name, const std::vector<ValueId>& values, const char* count, const Problem& p);
+
+}  // namespace foveal::cuda

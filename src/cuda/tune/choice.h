@@ -1,0 +1,70 @@
+#pragma once
+// What the tables of configurations of both passes share: rows that were measured, the choice among them, and what `foveal tune` found instead.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "cuda/tune/sm90.h"
+#include "cuda/tune/tuned.h"
+
+namespace foveal::cuda {
+
+/// A row of a table. The first row that applies and of whose configurations one fits is taken, with the first of these.
+template <class Facts, class Config>
+struct Row {
+  bool (*applies)(const Facts&);
+  std::vector<Config> configs;
+  const char* why;
+  const char* measured;  ///< where the figures are
+};
+
+inline constexpr const char* grid = "bench/results/h200-sm90.jsonl";
+inline constexpr const char* notes = "docs/lab/gpu.md";
+
+inline bool fits(const problem::Problem& p, const auto& config) { return config.shared_bytes(p) <= sm90_shared_limit; }
+
+/// The configurations of the first row that has some.
+template <class Facts, class Config, class Complete>
+std::vector<Chosen<Config>> chosen_of(const std::vector<Row<Facts, Config>>& rows, const Facts& facts, const Complete& complete) {
+  std::vector<Chosen<Config>> chosen;
+  for (const Row<Facts, Config>& row : rows) {
+    if (!row.applies(facts)) continue;
+    for (const Config& config : row.configs)
+      if (const auto whole = complete(facts, config)) chosen.push_back({*whole, base::join(row.why, " (", row.measured, ")")});
+    if (!chosen.empty()) break;
+  }
+  return chosen;
+}
+
+template <class Config>
+std::vector<Config> configs_of(std::vector<Chosen<Config>> chosen) {
+  std::vector<Config> configs;
+  configs.reserve(chosen.size());
+  for (Chosen<Config>& one : chosen) configs.push_back(std::move(one.config));
+  return configs;
+}
+
+/// A tuned configuration where it is legal, and the reason why another is taken where not.
+template <class Config, class Complete, class Illegal>
+std::optional<Chosen<Config>> choice(const problem::Problem& p, const std::string& device, const char* family,
+                                     std::vector<Chosen<Config>> chosen, const Complete& completed, const Illegal& illegal) {
+  std::string unfit;
+  if (const auto tuned = tuned_config(p, device, family)) {
+    const auto config = completed(parse_config<Config>(tuned->config, tuned->source));
+    const auto reason = config ? illegal(*config) : std::optional<std::string>("it does not fit shared memory");
+    if (!reason) return Chosen<Config>{*config, base::join("tuned (", tuned->source, ")")};
+    unfit = base::join("; not as tuned (", tuned->source, "): ", *reason);
+  }
+  if (chosen.empty()) return std::nullopt;
+  chosen.front().why += unfit;
+  return chosen.front();
+}
+
+/// Adds a configuration that is not there yet.
+template <class Config>
+void add_new(const Config& config, std::vector<Config>& space) {
+  const auto same = [&](const Config& other) { return text_of(other) == text_of(config); };
+  if (std::none_of(space.begin(), space.end(), same)) space.push_back(config);
+}
+
+}  // namespace foveal::cuda

@@ -1,0 +1,128 @@
+#include "dist/context_checks.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/dtype.h"
+#include "base/hash.h"
+#include "base/strided.h"
+
+namespace foveal::dist {
+namespace {
+
+/// A tensor of a pass. dim 0: statistics.
+struct ShardCheck {
+  const char* name;
+  const TensorView& view;
+  bool of_keys;
+  std::int64_t dim;
+  bool optional = false;
+};
+
+void check_shard(const ShardCheck& check, const Context& c, Device device) {
+  const TensorView& view = check.view;
+  const std::int64_t rows = (check.of_keys ? c.plan.kv : c.plan.q).tokens(c.rank());
+  const std::int64_t heads = check.of_keys ? c.shapes.heads_kv : c.shapes.heads_q;
+  const DType dtype = check.dim > 0 ? c.shapes.dtype : c.wide();
+  std::vector<std::int64_t> expected = check.dim > 0 ? std::vector{rows, heads, check.dim} : std::vector{heads, rows};
+  if (!c.packed()) expected.insert(expected.begin(), c.shapes.batch);
+  const bool same = view.rank == static_cast<int>(expected.size()) && view.dtype == dtype &&
+                    std::equal(expected.begin(), expected.end(), view.sizes.begin());
+  if (!same) {
+    std::string wanted;
+    for (const std::int64_t size : expected) wanted += (wanted.empty() ? "" : ", ") + std::to_string(size);
+    base::fail(ErrorCode::invalid_argument, check.name, ": ", view.present() ? view.describe() : "absent", "; rank ", c.rank(), " of ",
+               c.plan.ranks, " holds ", to_string(dtype), "[", wanted, "]");
+  }
+  FOVEAL_CHECK(view.device == device, check.name, ": on another device than q");
+  FOVEAL_CHECK(view.data != nullptr || view.numel() == 0, check.name, ": data is null");
+}
+
+}  // namespace
+
+std::string text_of(const std::vector<ParamBinding>& params) {
+  std::string text;
+  for (const ParamBinding& p : params) text += base::join(text.empty() ? "" : ", ", p.param.name(), ": ", p.tensor.describe());
+  return text.empty() ? "none" : text;
+}
+
+void add_call(Agreement& agreement, const std::string& kind, const std::string& text) {
+  agreement.add("call", base::hash64(kind), kind + ": " + text);
+}
+
+void add_plan(Agreement& agreement, const Context& c, const problem::Problem& problem, const std::vector<ParamBinding>& params) {
+  const Attention& at = c.attention;
+  std::string shapes =
+      base::join(to_string(c.shapes.dtype), " batch ", c.shapes.batch, " heads ", c.shapes.heads_q, ':', c.shapes.heads_kv, " seqlen ",
+                 c.shapes.seqlen_q, ':', c.shapes.seqlen_kv, " head_dim ", c.shapes.head_dim, ':', c.shapes.head_dim_v);
+  if (c.packed()) shapes += " lengths";
+  for (const auto& [q, kv] : c.shapes.lengths) shapes += base::join(' ', q, ':', kv);
+  const std::string description = base::join(problem.score->text, at.sink ? " sink=" + at.sink->name() : "", " scale=", problem.scale,
+                                             " dropout=", at.dropout_p, " offsets=", at.q_offset, ':', at.kv_offset);
+  const std::uint64_t bits = base::hash64(description + std::to_string(problem.scale) + std::to_string(at.dropout_p));
+  agreement.add("description (score, mask, scale, dropout)", bits, description);
+  agreement.add("shapes and lengths", shapes);
+  agreement.add("parameters", text_of(params));
+  agreement.add("options", base::join("deal ", c.options.deal, " head_groups ", c.options.head_groups, " remote_steps ",
+                                      c.options.remote_steps, " machine ", c.options.machine, " unit ", c.options.unit));
+  agreement.add("plan (tensors that the mask reads)", c.plan.checksum, base::join("checksum ", base::to_hex({c.plan.checksum, 0})));
+}
+
+void add_rng(Agreement& agreement, const Context& c, const DropoutRng& rng) {
+  if (c.attention.dropout_p == 0 || is_on_gpu(rng.state)) return agreement.add("rng (seed and offset)", 0, "a state on a GPU");
+  std::uint64_t words[2] = {rng.seed, rng.offset};
+  if (rng.state.present()) {
+    FOVEAL_CHECK(
+        rng.state.dtype == DType::i64 && rng.state.numel() == 2 && rng.state.data != nullptr && rng.state.device.kind == DeviceKind::cpu,
+        "rng.state: ", rng.state.describe(), "; expected i64[2] in host memory");
+    std::memcpy(words, rng.state.data, sizeof words);
+  }
+  agreement.add("rng (seed and offset)", base::join("seed ", words[0], ", offset ", words[1]));
+}
+
+std::uint64_t digest_of_mask(const Context& c, const std::vector<ParamBinding>& params) {
+  std::string bytes;
+  for (const std::string& name : c.mask_reads)
+    for (const ParamBinding& p : params) {
+      if (!p.param.present() || p.param.name() != name) continue;
+      base::each_element(p.tensor, [&](std::int64_t, std::int64_t offset) {
+        const double value = base::load(p.tensor.data, p.tensor.dtype, offset);
+        bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+      });
+    }
+  return base::hash64(bytes);
+}
+
+void check_mask_data(const Context& c, const std::vector<ParamBinding>& params) {
+  for (const ParamBinding& p : params)
+    if (p.tensor.device.kind == DeviceKind::cuda) return;  // to read them is to wait for the GPU
+  FOVEAL_CHECK(c.mask_reads.empty() || digest_of_mask(c, params) == c.mask_digest, "params: the mask reads ", c.mask_reads.front(),
+               ", whose data differ from those that the plan was made for; make a ContextAttention for these");
+}
+
+void check_shards(const Context& c, const ForwardInputs& in, const ForwardOutputs& out) {
+  const std::int64_t dim = c.shapes.head_dim, dim_v = c.shapes.head_dim_v;
+  for (const ShardCheck& check : {ShardCheck{"q", in.q, false, dim},
+                                  {"k", in.k, true, dim},
+                                  {"v", in.v, true, dim_v},
+                                  {"out", out.out, false, dim_v},
+                                  {"lse", out.lse, false, 0, true}})
+    if (!check.optional || check.view.present()) check_shard(check, c, in.q.device);
+}
+void check_shards(const Context& c, const BackwardInputs& in, const BackwardOutputs& out) {
+  const std::int64_t dim = c.shapes.head_dim, dim_v = c.shapes.head_dim_v;
+  for (const ShardCheck& check : {ShardCheck{"q", in.q, false, dim},
+                                  {"k", in.k, true, dim},
+                                  {"v", in.v, true, dim_v},
+                                  {"out", in.out, false, dim_v},
+                                  {"dout", in.dout, false, dim_v},
+                                  {"lse", in.lse, false, 0},
+                                  {"dlse", in.dlse, false, 0, true},
+                                  {"dq", out.dq, false, dim, true},
+                                  {"dk", out.dk, true, dim, true},
+                                  {"dv", out.dv, true, dim_v, true}})
+    if (!check.optional || check.view.present()) check_shard(check, c, in.q.device);
+}
+
+}  // namespace foveal::dist

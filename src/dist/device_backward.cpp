@@ -1,0 +1,345 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "dist/device_param_sums.h"
+#include "dist/device_pass.h"
+
+namespace foveal::dist {
+namespace {
+
+class BackwardPass : DevicePass {
+ public:
+  BackwardPass(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
+               PartPlans& plans)
+      : DevicePass(context, buffers, plans), inputs_(inputs), outputs_(outputs), params_(context, buffers, outputs.dparams) {}
+
+  void run() {
+    run_or_rehearse({&inputs_.q, &inputs_.k, &inputs_.v, &inputs_.out, &inputs_.lse, &inputs_.dout, &inputs_.dlse, &inputs_.rng.state,
+                     &outputs_.dq, &outputs_.dk, &outputs_.dv},
+                    {&inputs_.params, &outputs_.dparams}, [&] { compute(); });
+  }
+
+ private:
+  /// Of a step's keys. returned: to the ranks that own them.
+  struct KeyGradients {
+    Rows dk, dv;
+    std::size_t launches_left = 0;
+    Return returned{};
+    bool is_returned = false;
+  };
+  struct PartCall {
+    BackwardInputs in;
+    BackwardOutputs results;
+  };
+
+  void compute() {
+    const bool trains = std::any_of(outputs_.dparams.begin(), outputs_.dparams.end(), [&](const auto& p) { return !c_.is_sink(p); });
+    request_ = request_for(false, trains);
+    gather_queries();
+    const Rows k_shard = rows_of(inputs_.k), v_shard = rows_of(inputs_.v);
+    keys_ = gather_keys(k_shard, v_shard);
+    for (const Step& step : c_.mine.steps)
+      gradients_.push_back({key_rows(step, c_.wide(), c_.shapes.head_dim), key_rows(step, c_.wide(), c_.shapes.head_dim_v)});
+    if (!in_place()) {
+      dq_ = query_rows(c_.shapes.dtype, c_.shapes.head_dim);
+    } else if (outputs_.dq.present()) {
+      dq_ = rows_of(outputs_.dq);
+    }
+    params_.prepare(Lane::caller);
+    const PartOrder& order = order_launches();
+    for (std::size_t i = 0; i < gradients_.size(); ++i)
+      for (const Range& rows : order.clear_kv[i])
+        buffers_.clear(gradients_[i].dk.slice(rows)), buffers_.clear(gradients_[i].dv.slice(rows));
+    if (!order.merged_q.empty()) dq_sum_ = query_rows(c_.wide(), c_.shapes.head_dim);
+    for (const Range& rows : order.clear_q) buffers_.clear(dq_sum_.slice(rows));
+    for (const KeptRange& kept : order.kept) kept_.push_back(memory_.take(plans_.plans[kept.whole]->kept_rows(kept.rows.size()).bytes));
+
+    // dk and dv of own rows are summed in place, unless some own keys are not needed here or heads are shared out.
+    dk_sum_ = in_place(0) ? gradients_[0].dk : memory_.rows(c_.wide(), c_.batch(), k_shard.tokens, c_.shapes.heads_kv, k_shard.dim);
+    dv_sum_ = in_place(0) ? gradients_[0].dv : memory_.rows(c_.wide(), c_.batch(), v_shard.tokens, c_.shapes.heads_kv, v_shard.dim);
+    if (!in_place(0)) buffers_.clear(dk_sum_), buffers_.clear(dv_sum_);
+
+    run_launches();
+    add_dsink();
+    return_dq(order.merged_q);
+    if (!in_place(0))
+      for (std::size_t i = 0; i < gradients_.size(); ++i) take_own(c_.mine.steps[i].keys, key_roles(i), true);
+    take_key_gradients(order.summed_kv);
+    params_.reduce_and_write();
+  }
+
+  void gather_queries() {
+    q_ = rows_of(inputs_.q), out_ = rows_of(inputs_.out), dout_ = rows_of(inputs_.dout), lse_ = statistics_of(inputs_.lse);
+    const bool has_dlse = inputs_.dlse.present() || c_.attention.sink.has_value();
+    if (has_dlse) dlse_ = dlse_of_all();
+    if (in_place()) return;
+    std::vector<Role> roles{{q_, query_rows(c_.shapes.dtype, c_.shapes.head_dim), false},
+                            {out_, query_rows(c_.shapes.dtype, c_.shapes.head_dim_v), false},
+                            {dout_, query_rows(c_.shapes.dtype, c_.shapes.head_dim_v), false},
+                            {lse_, query_statistics(c_.wide()), false}};
+    if (has_dlse) roles.push_back({dlse_, query_statistics(c_.wide()), false});
+    finish(gather(c_.queries_to, c_.mine.queries, roles));
+    q_ = roles[0].buffer, out_ = roles[1].buffer, dout_ = roles[2].buffer, lse_ = roles[3].buffer;
+    if (has_dlse) dlse_ = roles[4].buffer;
+  }
+  /// dlse makes each launch keep the terms that cancel over all keys of a row: zeros where none is given.
+  Rows dlse_of_all() {
+    if (inputs_.dlse.present()) return statistics_of(inputs_.dlse);
+    const Rows dlse = memory_.statistics(c_.wide(), c_.batch(), q_.tokens, c_.shapes.heads_q);
+    Rows flat = dlse;
+    flat.batch = 1, flat.tokens = 1, flat.token_stride = dlse.heads * dlse.head_stride;
+    buffers_.clear(flat);
+    return dlse;
+  }
+
+  /// Only Hopper's kernels keep rows from launch to launch: elsewhere each launch adds to dq.
+  const PartOrder& order_launches() {
+    if (!buffers_.rehearses()) return plans_.order;
+    OrderRequest request = request_;
+    request.keeps_rows = !dq_.data || dq_.dtype == c_.shapes.dtype;
+    for (const std::vector<Sending>& step : c_.keys_to)
+      for (const Sending& sending : step)
+        for (const Transfer& t : sending.rows) request.sent.push_back({t.place, t.place + t.tokens.size()});
+    for (const bool whole_keys : {in_place(0) && outputs_.dk.present() && outputs_.dv.present(), false}) {
+      request.whole_keys = whole_keys;
+      if (const PartOrder& order = order_by(request); keeps_rows_alike(order)) return order;
+    }
+    request.keeps_rows = false;
+    return order_by(request);
+  }
+  bool keeps_rows_alike(const PartOrder& order) {
+    try {
+      for (std::size_t number = 0; number < order.launches.size(); ++number) {
+        if (order.launches[number].kept < 0) continue;
+        const KeptRange& range = order.kept[static_cast<std::size_t>(order.launches[number].kept)];
+        const auto kept = [&](std::size_t of) {
+          const auto [in, results] = part_call(of);
+          return plan(of, in, results).kept_rows(range.rows.size());
+        };
+        const KeptRows mine = kept(number);
+        if (mine.bytes == 0 || mine != kept(range.whole)) return false;
+      }
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported) throw;
+      return false;
+    }
+    return true;
+  }
+
+  void run_launches() {
+    const std::vector<PartLaunch>& launches = plans_.order.launches;
+    if (request_.returns_early)
+      for (std::size_t i = 1; i < gradients_.size(); ++i) gradients_[i].returned = expect_back(c_.keys_to[i], key_roles(i));
+    const bool uses_side = runs_side_by_side();
+    for (std::size_t of = 0; of < plans_.order.kept.size(); ++of) begin_kept(of);
+    if (uses_side) params_.prepare(Lane::side), buffers_.fork();
+    for (const PartLaunch& launch : launches) ++gradients_[launch.step].launches_left;
+    for (std::size_t number = 0; number < launches.size(); ++number) {
+      const std::size_t step = launches[number].step;
+      const DeviceBuffers::OnLane on(buffers_, uses_side && step > 0 ? Lane::side : Lane::caller);
+      if (launches[number].closed.empty()) {
+        arrive(keys_[step]);
+        run_part(number);
+      } else {
+        run_closed(number);
+      }
+      // A transfer that waits for its peer may hold multiprocessors, and ranks come here at different times: then only after all launches.
+      if (--gradients_[step].launches_left == 0 && step > 0 && request_.returns_early) return_gradients(step);
+    }
+    if (uses_side) buffers_.join(), params_.join_lanes();
+    for (std::size_t of = 0; of < plans_.order.kept.size(); ++of) end_kept(of);
+    for (std::size_t i = 0; i < gradients_.size(); ++i) {
+      arrive(keys_[i]);  // of steps without work
+      if (!gradients_[i].is_returned) return_gradients(i);
+    }
+  }
+
+  /// Received keys on the side lane and own ones on the caller's: their sums of dq do not depend on the order, and dk and dv of the received ones
+  /// are on their way back while the rest of the own ones is computed.
+  bool runs_side_by_side() const {
+    const std::vector<PartLaunch>& launches = plans_.order.launches;
+    const auto is_own = [](const PartLaunch& l) { return l.step == 0; };
+    const auto meets_rows_alone = [&](const PartLaunch& l) { return !dq_.data || l.kept >= 0 || !l.closed.empty(); };
+    return request_.returns_early && !c_.transport->ranks_share_gpus() && c_.attention.determinism != Determinism::reproducible &&
+           !std::all_of(launches.begin(), launches.end(), is_own) && std::all_of(launches.begin(), launches.end(), meets_rows_alone);
+  }
+
+  PartCall part_call(std::size_t number) const {
+    const PartLaunch& launch = plans_.order.launches[number];
+    const Range rows = launch.segment.rows(), keys = launch.segment.keys();
+    BackwardInputs in{.q = tensor(q_, rows),
+                      .k = tensor(keys_[launch.step].k, keys),
+                      .v = tensor(keys_[launch.step].v, keys),
+                      .out = tensor(out_, rows),
+                      .lse = statistics(lse_, rows),
+                      .dout = tensor(dout_, rows)};
+    if (dlse_.data) in.dlse = statistics(dlse_, rows);
+    in.params = inputs_.params, in.rng = inputs_.rng, in.part = part_of(number);
+    const KeyGradients& of_step = gradients_[launch.step];
+    BackwardOutputs results{.dk = tensor(launch.whole_keys ? rows_of(outputs_.dk) : of_step.dk, keys),
+                            .dv = tensor(launch.whole_keys ? rows_of(outputs_.dv) : of_step.dv, keys),
+                            .dparams = params_.parts(buffers_.lane())};
+    const Rows& dq = launch.kept < 0 ? dq_sum_ : dq_;
+    if (dq.data) results.dq = tensor(dq, rows);
+    return {in, results};
+  }
+  void run_part(std::size_t number) {
+    const PartLaunch& launch = plans_.order.launches[number];
+    PartCall call = part_call(number);
+    if (launch.kept >= 0) {
+      Part::Kept& kept = call.in.part->kept;
+      kept = kept_part(number);
+      kept.lane = buffers_.lane() == Lane::side ? 1 : 0;
+      kept.measures = !is_measured_with_rows(number), kept.multiplies = true;
+      if (is_only(static_cast<std::size_t>(launch.kept))) kept.begins = kept.measures = kept.ends = true;
+    }
+    this->launch(number, call.in, call.results);
+    params_.add_part(buffers_.lane());
+  }
+  void run_closed(std::size_t number) {
+    const Segment& s = plans_.order.launches[number].segment;
+    BackwardInputs in{.q = packed(q_, s),
+                      .k = packed(rows_of(inputs_.k), s),
+                      .v = packed(rows_of(inputs_.v), s),
+                      .out = packed(out_, s),
+                      .lse = packed_stats(lse_, s),
+                      .dout = packed(dout_, s)};
+    if (dlse_.data) in.dlse = packed_stats(dlse_, s);
+    in.params = inputs_.params, in.rng = inputs_.rng, in.varlen = closed_sequences(number);
+    BackwardOutputs to;
+    if (outputs_.dq.present()) to.dq = packed(rows_of(outputs_.dq), s);
+    if (outputs_.dk.present()) to.dk = packed(rows_of(outputs_.dk), s);
+    if (outputs_.dv.present()) to.dv = packed(rows_of(outputs_.dv), s);
+    if (to.dq.present() || to.dk.present() || to.dv.present()) launch(number, in, to);
+  }
+
+  /// The rows that a launch shares with others, and nothing to do with them yet.
+  Part::Kept kept_part(std::size_t number) const {
+    const PartLaunch& launch = plans_.order.launches[number];
+    const auto of = static_cast<std::size_t>(launch.kept);
+    const KeptRange& range = plans_.order.kept[of];
+    return {.memory = kept_[of],
+            .rows = range.rows.size(),
+            .first = launch.segment.q_row - range.rows.begin,
+            .number = launch.kept_number,
+            .count = plans_.order.launches[range.last].kept_number + 1,
+            .begins = false,
+            .measures = false,
+            .multiplies = false,
+            .ends = false};
+  }
+  /// Has one launch all of these rows to itself?
+  bool is_only(std::size_t of) const { return plans_.order.kept[of].first == plans_.order.kept[of].last; }
+  /// One kernel prepares and measures rows whose first launch has all of them and needs no other rank's keys.
+  bool is_measured_with_rows(std::size_t number) const {
+    const PartLaunch& launch = plans_.order.launches[number];
+    const KeptRange& range = plans_.order.kept[static_cast<std::size_t>(launch.kept)];
+    return number == range.first && launch.step == 0 && launch.segment.q_rows == range.rows.size();
+  }
+  void begin_kept(std::size_t of) {
+    if (is_only(of)) return;
+    const KeptRange& range = plans_.order.kept[of];
+    const bool measures = is_measured_with_rows(range.first);
+    const std::size_t number = measures ? range.first : range.whole;
+    PartCall call = part_call(number);
+    call.in.part->kept = kept_part(number);
+    call.in.part->kept.begins = true, call.in.part->kept.measures = measures;
+    launch(number, call.in, call.results);
+  }
+  void end_kept(std::size_t of) {
+    if (is_only(of)) return;
+    const std::size_t number = plans_.order.kept[of].whole;
+    PartCall call = part_call(number);
+    call.in.part->kept = kept_part(number);
+    call.in.part->kept.ends = true;
+    launch(number, call.in, call.results);
+  }
+
+  std::vector<Role> key_roles(std::size_t step) const {
+    return {{dk_sum_, gradients_[step].dk, true}, {dv_sum_, gradients_[step].dv, true}};
+  }
+  void return_gradients(std::size_t step) {
+    KeyGradients& of_step = gradients_[step];
+    of_step.is_returned = true;
+    if (request_.returns_early && step > 0) {
+      send_back(c_.mine.steps[step].keys, key_roles(step), of_step.returned);
+    } else if (!in_place() || step > 0) {
+      of_step.returned = send_back(c_.mine.steps[step].keys, c_.keys_to[step], key_roles(step));
+    }
+  }
+
+  void return_dq(const std::vector<Range>& merged) {
+    if (dq_.data)
+      for (const Range& r : merged) memory_.copy(dq_sum_.slice(r), dq_.slice(r));
+    if (in_place()) return;
+    const Rows shard = outputs_.dq.present()
+                           ? rows_of(outputs_.dq)
+                           : memory_.rows(c_.shapes.dtype, c_.batch(), rows_of(inputs_.q).tokens, c_.shapes.heads_q, c_.shapes.head_dim);
+    return_queries({{shard, dq_, false}});
+  }
+
+  /// Added in the order of ranks, whatever came first; the last arrival while sums are converted to the caller's type.
+  void take_key_gradients(const std::vector<Range>& summed) {
+    for (const KeyGradients& of_step : gradients_) wait(of_step.returned);
+    std::vector<const Arrival*> arrivals;
+    for (int rank = 0; rank < c_.plan.ranks; ++rank)
+      for (const KeyGradients& of_step : gradients_)
+        for (const Arrival& arrival : of_step.returned.arrivals)
+          if (arrival.peer == rank) arrivals.push_back(&arrival);
+    for (std::size_t i = 0; i + 1 < arrivals.size(); ++i) take_back(*arrivals[i], true);
+    const Arrival none;
+    const Arrival& last = arrivals.empty() ? none : *arrivals.back();
+    finish_sum(dk_sum_, outputs_.dk, last, 0, summed);
+    finish_sum(dv_sum_, outputs_.dv, last, 1, summed);
+  }
+  void finish_sum(const Rows& sum, const TensorView& gradient, const Arrival& last, std::size_t role, const std::vector<Range>& summed) {
+    if (!gradient.present()) return;
+    const Rows to = rows_of(gradient);
+    std::vector<std::pair<const Piece*, const Rows*>> pieces;  // of the last arrival, and its messages
+    for (std::size_t i = 0; i < last.pieces.size(); ++i)
+      if (last.pieces[i].role == role) pieces.emplace_back(&last.pieces[i], &last.messages[i]);
+    std::sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.first->token < b.first->token; });
+    const bool all_heads = std::all_of(pieces.begin(), pieces.end(), [&](const auto& p) { return p.first->rows.heads == sum.heads; });
+    if (!all_heads)
+      for (const auto& [piece, message] : pieces) memory_.add(*message, piece->rows);
+    for (const Range& range : summed) {
+      std::int64_t at = range.begin;
+      for (const auto& [piece, message] : pieces) {
+        if (!all_heads || piece->token < range.begin || piece->token >= range.end) continue;
+        memory_.copy(sum.slice({at, piece->token}), to.slice({at, piece->token}));
+        const Range tokens{piece->token, piece->token + piece->rows.tokens};
+        buffers_.convert_sum(piece->rows, *message, to.slice(tokens));
+        at = tokens.end;
+      }
+      memory_.copy(sum.slice({at, range.end}), to.slice({at, range.end}));
+    }
+  }
+
+  /// d / d sink: of the heads that this rank computes.
+  void add_dsink() {
+    for (std::size_t i = 0; i < outputs_.dparams.size(); ++i)
+      if (c_.is_sink(outputs_.dparams[i]))
+        buffers_.sink_gradient(out_, dout_, lse_, dlse_, sink_of(inputs_.params), heads(false).begin, params_.sum(i) + heads(false).begin);
+  }
+
+  const BackwardInputs& inputs_;
+  const BackwardOutputs& outputs_;
+  OrderRequest request_;
+  Rows q_, out_, dout_, lse_, dlse_;  ///< dlse_ without data: absent
+  std::vector<Keys> keys_;
+  std::vector<KeyGradients> gradients_;  ///< of each step
+  Rows dk_sum_, dv_sum_;                 ///< of the shard
+  Rows dq_;                              ///< of the queries of this rank's group; no data: unwanted
+  Rows dq_sum_;                          ///< f32, of rows that keep nothing
+  std::vector<std::byte*> kept_;         ///< of PartOrder::kept
+  DeviceParamSums params_;
+};
+
+}  // namespace
+
+void run_pass(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
+              PartPlans& plans) {
+  BackwardPass(context, inputs, outputs, buffers, plans).run();
+}
+
+}  // namespace foveal::dist

@@ -1,0 +1,145 @@
+#include "base/check.h"
+#include "dist/device_pass.h"
+
+namespace foveal::dist {
+namespace {
+
+class ForwardPass : DevicePass {
+ public:
+  ForwardPass(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers, PartPlans& plans)
+      : DevicePass(context, buffers, plans), inputs_(inputs), outputs_(outputs) {}
+
+  void run() {
+    run_or_rehearse({&inputs_.q, &inputs_.k, &inputs_.v, &inputs_.rng.state, &outputs_.out, &outputs_.lse}, {&inputs_.params},
+                    [&] { compute(); });
+  }
+
+ private:
+  void compute() {
+    q_ = rows_of(inputs_.q), out_ = rows_of(outputs_.out);
+    if (outputs_.lse.present()) lse_ = statistics_of(outputs_.lse);
+    if (!in_place()) {
+      const Rows buffer = query_rows(c_.shapes.dtype, c_.shapes.head_dim);
+      finish(gather(c_.queries_to, c_.mine.queries, {{q_, buffer, false}}));
+      q_ = buffer;
+    }
+    keys_ = gather_keys(rows_of(inputs_.k), rows_of(inputs_.v));
+    const PartOrder& order = order_launches();
+    if (!order.merged_q.empty()) {
+      wide_ = query_rows(c_.wide(), c_.shapes.head_dim_v), sums_ = query_statistics(DType::f64);
+      buffers_.clear_sums(sums_);
+    }
+    // A launch that waits for its keys itself depends on no other.
+    const bool uses_side = order.launches.size() > 1 && order.launches.back().spread();
+    if (uses_side) buffers_.fork();
+    for (std::size_t number = 0; number < order.launches.size(); ++number) run_launch(number, uses_side);
+    if (uses_side) buffers_.join();
+    for (Keys& of_step : keys_) arrive(of_step);  // of steps without work
+    write_results(order.merged_q);
+  }
+
+  void run_launch(std::size_t number, bool uses_side) {
+    const PartLaunch& launch = plans_.order.launches[number];
+    const Segment& s = launch.segment;
+    if (!launch.closed.empty()) return run_closed(number);
+    if (!launch.spread()) arrive(keys_[launch.step]);
+    const ForwardInputs in = inputs_of(number);
+    const ForwardOutputs to =
+        launch.whole ? whole_outputs(s) : ForwardOutputs{.out = tensor(wide_, s.rows()), .lse = statistics(sums_, s.rows())};
+    if (uses_side && launch.spread() && (in.part->failed != nullptr || buffers_.rehearses())) {
+      const DeviceBuffers::OnLane on(buffers_, Lane::side);
+      this->launch(number, in, to);
+      if (!buffers_.rehearses()) return;  // a rehearsal prepares both lanes: keys may turn out not to say when they have arrived
+    }
+    this->launch(number, in, to);
+  }
+  void run_closed(std::size_t number) {
+    const Segment& s = plans_.order.launches[number].segment;
+    ForwardInputs in{.q = packed(q_, s), .k = packed(rows_of(inputs_.k), s), .v = packed(rows_of(inputs_.v), s)};
+    in.params = inputs_.params, in.rng = inputs_.rng, in.varlen = closed_sequences(number);
+    ForwardOutputs to{.out = packed(out_, s)};
+    if (outputs_.lse.present()) to.lse = packed_stats(lse_, s);
+    launch(number, in, to);
+  }
+  ForwardOutputs whole_outputs(const Segment& s) const {
+    ForwardOutputs to{.out = tensor(out_, s.rows())};
+    if (outputs_.lse.present()) to.lse = statistics(lse_, s.rows());
+    return to;
+  }
+  ForwardInputs inputs_of(std::size_t number) {
+    const PartLaunch& launch = plans_.order.launches[number];
+    const Keys& of_step = keys_[launch.spread() ? 0 : launch.step];
+    const Range keys = launch.spread() ? Range{0, of_step.k.tokens} : launch.segment.keys();
+    ForwardInputs in{.q = tensor(q_, launch.segment.rows()), .k = tensor(of_step.k, keys), .v = tensor(of_step.v, keys)};
+    in.params = inputs_.params, in.rng = inputs_.rng, in.part = part_of(number);
+    if (launch.spread()) spread_keys(*in.part, launch);
+    return in;
+  }
+
+  /// The kernel itself waits for keys on their way, if it can see them arrive.
+  void spread_keys(Part& part, const PartLaunch& launch) {
+    part.k_received = tensor_of(k_received_, buffers_.device()), part.v_received = tensor_of(v_received_, buffers_.device());
+    part.stretch_count = launch.stretches.size();
+    for (std::size_t i = 0; i < launch.stretches.size(); ++i) {
+      Part::Stretch stretch = launch.stretches[i].place;
+      Keys& of_step = keys_[launch.stretches[i].step];
+      if (stretch.received) stretch.row += of_step.first_row;
+      if (of_step.waits && !buffers_.rehearses()) {
+        const std::optional<ArrivalWord> word = c_.transport->arrival_word(of_step.gather.ticket, launch.stretches[i].source);
+        if (word && direct()) {
+          stretch.word = word->word, stretch.arrived = word->value, part.failed = word->failed;
+        } else {
+          arrive(of_step);
+        }
+      }
+      part.stretches[i] = stretch;
+    }
+  }
+
+  /// Only Hopper's kernels read keys in stretches: elsewhere rows of queries meet their keys in several parts.
+  const PartOrder& order_launches() {
+    if (!buffers_.rehearses()) return plans_.order;
+    OrderRequest request = request_for(true, false);
+    const PartOrder& order = order_by(request);
+    for (std::size_t number = 0; number < order.launches.size(); ++number) {
+      if (!order.launches[number].spread()) continue;
+      try {
+        plan(number, inputs_of(number), whole_outputs(order.launches[number].segment));
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::unsupported) throw;
+        request.spread = false;
+        return order_by(request);
+      }
+    }
+    return order;
+  }
+
+  /// out and lse of rows that several parts met, to the ranks that own them.
+  void write_results(const std::vector<Range>& merged) {
+    const TensorView sink = sink_of(inputs_.params);
+    if (in_place()) {
+      for (const Range& r : merged)
+        buffers_.finish(wide_.slice(r), sums_.slice(r), out_.slice(r), lse_.data ? lse_.slice(r) : Rows{}, sink, 0);
+      return;
+    }
+    const Rows own_out = query_rows(c_.shapes.dtype, c_.shapes.head_dim_v), own_lse = query_statistics(c_.wide());
+    buffers_.finish(wide_, sums_, own_out, own_lse, sink, heads(false).begin);
+    const Rows lse_shard = lse_.data ? lse_ : memory_.statistics(c_.wide(), c_.batch(), out_.tokens, c_.shapes.heads_q);
+    return_queries({{out_, own_out, false}, {lse_shard, own_lse, false}});
+  }
+
+  const ForwardInputs& inputs_;
+  const ForwardOutputs& outputs_;
+  Rows q_, out_, lse_;  ///< lse_ without data: unwanted
+  std::vector<Keys> keys_;
+  Rows wide_, sums_;  ///< out and log sums of rows that several parts meet
+};
+
+}  // namespace
+
+void run_pass(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers,
+              PartPlans& plans) {
+  ForwardPass(context, inputs, outputs, buffers, plans).run();
+}
+
+}  // namespace foveal::dist
