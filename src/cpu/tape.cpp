@@ -194,9 +194,9 @@ std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
     const TapeProgram& t = tape.program;
     const TapeSlots slots = tape_slots(max_keys, max_ld, t.strip_element);
     // A narrow piece of a tile has more rows in a strip.
-    const std::size_t spread = tape_slots(max_keys, TileFrame::lane_multiple, 8).key_spread;
+    const std::size_t broadcast = tape_slots(max_keys, TileFrame::lane_multiple, 8).key_broadcast;
     const std::size_t strip = std::max<std::size_t>(slots.strip, static_cast<std::size_t>(tape_strip_elements) * t.strip_element);
-    most = std::max(most, slots.uniform * t.uniforms + slots.lane * t.lanes + slots.key * t.keys + spread * t.key_spreads +
+    most = std::max(most, slots.uniform * t.uniforms + slots.lane * t.lanes + slots.key * t.keys + broadcast * t.key_broadcasts +
                               slots.diagonal * t.diagonals + strip * t.strips);
   };
   for (const Prepared::Programs* programs : {prepared_->narrow.get(), &std::as_const(prepared_->wide)}) {

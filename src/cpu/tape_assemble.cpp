@@ -29,7 +29,7 @@ class Assembler {
   void emit_constant(NodeId id);
   TapeOperand result_of(NodeId id, NodeId strip_position);
   TapeOperand operand(NodeId id, bool in_strip);
-  TapeOperand spread(NodeId id);
+  TapeOperand broadcast(NodeId id);
   TapeOperand new_slot(Varies rank);
   int address(int place, bool in_strip);
 
@@ -40,7 +40,7 @@ class Assembler {
   std::array<std::vector<NodeId>, 3> order_;  ///< of each section, operands first
   base::IdVector<NodeId> last_use_;           ///< position in the strip
   base::IdVector<TapeOperand> slots_;
-  std::map<NodeId, TapeOperand> spreads_;
+  std::map<NodeId, TapeOperand> broadcasts_;
   std::map<std::pair<int, bool>, int> addresses_;
   std::vector<std::int32_t> free_strips_;
   CompiledTape tape_;
@@ -89,12 +89,12 @@ TapeOperand Assembler::new_slot(Varies rank) {
 }
 
 /// A key value along the lanes of the strip.
-TapeOperand Assembler::spread(NodeId id) {
-  const auto [at, added] = spreads_.try_emplace(id, TapeOperand{Space::key_spread, tape_.program.key_spreads});
+TapeOperand Assembler::broadcast(NodeId id) {
+  const auto [at, added] = broadcasts_.try_emplace(id, TapeOperand{Space::key_broadcast, tape_.program.key_broadcasts});
   if (added) {
-    ++tape_.program.key_spreads;
+    ++tape_.program.key_broadcasts;
     TapeStep step;
-    step.op = TapeOp::spread;
+    step.op = TapeOp::broadcast;
     step.rank = Varies::pair;
     step.wide = nodes_[id].wide;
     step.integer_bytes = gives_real(nodes_[id].op) ? 0 : nodes_.element_of(nodes_[id]);
@@ -109,7 +109,7 @@ TapeOperand Assembler::operand(NodeId id, bool in_strip) {
   if (id == no_node) return {};
   const Node& node = nodes_[id];
   if (node.space != Space::none) return {node.space, 0};
-  return in_strip && node.rank == Varies::column ? spread(id) : slots_[id];
+  return in_strip && node.rank == Varies::column ? broadcast(id) : slots_[id];
 }
 
 int Assembler::address(int place, bool in_strip) {

@@ -79,7 +79,7 @@ struct TapeGrads {
   X(round, real) /* wide to the real of the tile */ \
   /* memory */ \
   X(copy_r, real) X(copy_i, word) X(read_r, real) X(read_i, word) X(read_l, word64) X(read_b, word) \
-  X(spread, real)      /* a key value, repeated along the lanes: out[row][0..15] = a[row] */ \
+  X(broadcast, real)   /* a key value, repeated along the lanes: out[row][0..15] = a[row] */ \
   X(guarded_mul, real) /* a == 0 ? 0 : a * b */ \
   /* sums of the tile a (after zero_r) and their way into the accumulators of a parameter */ \
   X(zero_r, real) X(sum_keys, real) X(sum_lanes, real) X(sum_diagonals, real) X(sum_all, real) X(accumulate, real)
@@ -103,7 +103,7 @@ enum class Space : std::uint8_t {
   uniform,   ///< 16 copies of one value
   lane,
   key,
-  key_spread,  ///< a key value over the rows of the strip, 16 copies each
+  key_broadcast,  ///< a key value over the rows of the strip, 16 copies each
   diagonal,
   strip,
   lane_q,
@@ -136,7 +136,7 @@ struct TapeStep {
   bool wide = false;       ///< reals are double whatever the tile holds
   std::int32_t place = 0;  ///< read_*, accumulate
   TapeOperand out, a, b, c;
-  int integer_bytes = 0;  ///< spread: of integers
+  int integer_bytes = 0;  ///< broadcast: of integers
 };
 
 constexpr int tape_constant_bytes = 128, tape_constant_distance = 192;
@@ -148,7 +148,7 @@ struct TapeProgram {
   const void* constants = nullptr;  ///< tape_constant_distance bytes apart
   int strip_element = 4;            ///< bytes of the widest value of a strip
   int strip_begin = 0, strip_end = 0, count = 0;
-  int uniforms = 0, lanes = 0, keys = 0, key_spreads = 0, diagonals = 0, strips = 0;  ///< slots in each space
+  int uniforms = 0, lanes = 0, keys = 0, key_broadcasts = 0, diagonals = 0, strips = 0;  ///< slots in each space
 };
 
 /// One run of a program over `lanes` lanes of a tile, starting at `first_lane`.
@@ -173,7 +173,7 @@ constexpr int tape_strip_rows(int lanes) { return lanes >= tape_strip_elements ?
 
 /// Bytes of one slot in each space; used by the kernels and by whoever provides scratch. Only strips are worth keeping small.
 struct TapeSlots {
-  std::size_t uniform, lane, key, key_spread, diagonal, strip;
+  std::size_t uniform, lane, key, key_broadcast, diagonal, strip;
 };
 constexpr TapeSlots tape_slots(int keys, int lanes, int strip_element) {
   const auto doubles = [](int n) { return static_cast<std::size_t>(n) * 8; };

@@ -237,49 +237,25 @@ struct DoubleMath {
     for (unsigned i = 0; i < sizeof(V) / 8; ++i) x[i] = fn(x[i]);
     return x;
   }
-  template <class V>
-  static V exp(V x) {
-    return each(x, [](double v) { return __builtin_exp(v); });
+#define FOVEAL_LIBM(name)                                         \
+  template <class V>                                              \
+  static V name(V x) {                                            \
+    return each(x, [](double v) { return __builtin_##name(v); }); \
   }
-  template <class V>
-  static V exp2(V x) {
-    return each(x, [](double v) { return __builtin_exp2(v); });
-  }
-  template <class V>
-  static V log(V x) {
-    return each(x, [](double v) { return __builtin_log(v); });
-  }
-  template <class V>
-  static V log2(V x) {
-    return each(x, [](double v) { return __builtin_log2(v); });
-  }
-  template <class V>
-  static V tanh(V x) {
-    return each(x, [](double v) { return __builtin_tanh(v); });
-  }
+  FOVEAL_LIBM(exp)
+  FOVEAL_LIBM(exp2)
+  FOVEAL_LIBM(log)
+  FOVEAL_LIBM(log2)
+  FOVEAL_LIBM(tanh)
+  FOVEAL_LIBM(sin)
+  FOVEAL_LIBM(cos)
+  FOVEAL_LIBM(tan)
+  FOVEAL_LIBM(erf)
+  FOVEAL_LIBM(floor)
+#undef FOVEAL_LIBM
   template <class V>
   static V sigmoid(V x) {
     return each(x, [](double v) { return 1.0 / (1.0 + __builtin_exp(-v)); });
-  }
-  template <class V>
-  static V sin(V x) {
-    return each(x, [](double v) { return __builtin_sin(v); });
-  }
-  template <class V>
-  static V cos(V x) {
-    return each(x, [](double v) { return __builtin_cos(v); });
-  }
-  template <class V>
-  static V tan(V x) {
-    return each(x, [](double v) { return __builtin_tan(v); });
-  }
-  template <class V>
-  static V erf(V x) {
-    return each(x, [](double v) { return __builtin_erf(v); });
-  }
-  template <class V>
-  static V floor(V x) {
-    return each(x, [](double v) { return __builtin_floor(v); });
   }
   template <class V>
   static V pow(V x, V y) {
