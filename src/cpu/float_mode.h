@@ -6,12 +6,12 @@ namespace foveal::cpu {
 
 #if defined(__x86_64__)
 using FloatMode = unsigned;
-constexpr FloatMode denormals_are_zeros = 0x8040u;  ///< MXCSR: flush results to zero, take operands for zero
+constexpr FloatMode denormals_are_zeros = 0x8040u;  ///< MXCSR: FTZ and DAZ
 inline FloatMode float_mode() { return __builtin_ia32_stmxcsr(); }
 inline void set_float_mode(FloatMode mode) { __builtin_ia32_ldmxcsr(mode); }
 #elif defined(__aarch64__)
 using FloatMode = std::uint64_t;
-constexpr FloatMode denormals_are_zeros = 1u << 24;  ///< FPCR.FZ does both
+constexpr FloatMode denormals_are_zeros = 1u << 24;  ///< FPCR.FZ is both
 inline FloatMode float_mode() {
   FloatMode mode;
   asm volatile("mrs %0, fpcr" : "=r"(mode));

@@ -13,7 +13,7 @@ namespace {
 
 using scoring::Interval;
 
-/// One range for each parameter, whatever the indices.
+/// One range for each parameter, regardless of indices.
 class WholeRanges : public scoring::ReadRanges {
  public:
   explicit WholeRanges(std::span<const Interval> ranges) : ranges_(ranges) {}
@@ -50,7 +50,7 @@ void include(Extremes& extremes, const T* data, const problem::TensorSpec& spec,
   extremes = {low, high};
 }
 
-/// Of the elements; nothing for types that hold no integers.
+/// Of the elements; nullopt for real and boolean types.
 std::optional<Extremes> extremes_of(const problem::TensorSpec& spec, const void* data) {
   Extremes extremes;
   switch (spec.dtype) {
@@ -83,7 +83,7 @@ scoring::Box box_of(const problem::Problem& p) {
   return box;
 }
 
-/// Is there a value, by the bounds of all, that is not certain to fit 32 bits? fn(id) for each.
+/// Calls fn(id) for each value that, by the bounds of all, may not fit in 32 bits.
 template <class Fn>
 void each_wide(const scoring::Program& program, const scoring::IntervalProgram& bounds, std::span<const Interval> values, Fn fn) {
   for (std::size_t id = 0; id < program.code.size(); ++id) {

@@ -1,5 +1,5 @@
 #pragma once
-// From tensors to the rows, lanes and blocks that the block operations take.
+// From tensors to the rows, lanes and blocks of the block operations.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace foveal::cpu {
 
 constexpr int max_lanes = 64;  ///< widest tile of any table
 
-/// Heads of a logical [batch, seqlen, heads, dim] tensor.
+/// Rows of a logical [batch, seqlen, heads, dim] tensor.
 class HeadRows {
  public:
   HeadRows() = default;
@@ -46,8 +46,7 @@ class HeadRows {
   std::int64_t row_stride = 0, stride = 1;
 };
 
-/// The rows of the next block, on their way to L2 while this one is worked on: hardware does not follow long strides. A block's visits
-/// share them.
+/// Prefetches the rows of the next block to L2, spread over the visits of this one: hardware does not prefetch long strides.
 class NextRows {
  public:
   NextRows(const KeyRows& rows, int keys, int dim)
@@ -55,7 +54,7 @@ class NextRows {
         row_bytes_(rows.row_stride * static_cast<std::int64_t>(size_of(rows.dtype))),
         keys_(rows.stride == 1 ? keys : 0),
         bytes_(dim * static_cast<int>(size_of(rows.dtype))) {}
-  /// The share of visit i of n.
+  /// The part of visit i of n.
   void fetch(int i, int n) const {
     for (int key = keys_ * i / n; key < keys_ * (i + 1) / n; ++key)
       for (int byte = 0; byte < bytes_; byte += 64) __builtin_prefetch(data_ + key * row_bytes_ + byte, 0, 2);
@@ -67,7 +66,7 @@ class NextRows {
   int keys_, bytes_;
 };
 
-/// Keys or values that a forward pass reads, a block at a time: where they are, or, where a block lies on several pages, copied together.
+/// Keys or values by blocks: in place, or, where a block spans several pages, copied.
 class KeyBlocks {
  public:
   KeyBlocks(const problem::Problem& problem, const problem::Buffers& buffers, const TensorView& view) : rows_(view) {
@@ -81,7 +80,7 @@ class KeyBlocks {
   static std::size_t copy_bytes(const problem::Problem& problem, int keys, int dim) {
     return problem.paged ? static_cast<std::size_t>(keys) * static_cast<std::size_t>(dim) * size_of(problem.dtype) : 0;
   }
-  /// `keys` keys of a sequence from `key` on. copy: needed where there are pages.
+  /// `keys` keys of a sequence from `key` on. copy: memory for blocks that span pages.
   KeyRows block(const Sequence& sequence, std::int64_t key, int keys, std::int64_t head, void* copy = nullptr) const {
     if (!pages_) return rows_.keys(sequence.batch, sequence.kv_begin + key, head);
     if (key % page_size_ + keys <= page_size_) return on_page(sequence, key, head);
@@ -103,7 +102,7 @@ class KeyBlocks {
     }
     return {copy, dim_, 1, rows_.dtype};
   }
-  /// The same block, on its way to the cache; of one on several pages the first page's.
+  /// The same block, to prefetch; of a block that spans pages, the first page.
   NextRows next(const Sequence& sequence, std::int64_t key, int keys, std::int64_t head, int dim) const {
     if (keys <= 0) return {{nullptr, 0, 1, rows_.dtype}, 0, dim};
     if (!pages_) return {rows_.keys(sequence.batch, sequence.kv_begin + key, head), keys, dim};
@@ -121,10 +120,10 @@ class KeyBlocks {
   std::int64_t page_size_ = 0, dim_ = 0, row_stride_ = 0, entry_stride_ = 0;
 };
 
-/// Rows of k and v on their way to L2.
+/// Rows of k and v to prefetch.
 struct NextKeys {
   NextRows k, v;
-  /// The share of visit i of n.
+  /// The part of visit i of n.
   void fetch(int i, int n) const {
     k.fetch(i, n);
     v.fetch(i, n);
@@ -157,7 +156,7 @@ void for_each_lane(const LaneTile& tile, Fn&& fn) {
     for (std::int32_t q = 0; q < tile.queries; ++q) fn(lane++, tile.head + h, tile.q + q);
 }
 
-/// Calls fn(lane, logit) for the lanes with a sink: a score that is there before the first key.
+/// Calls fn(lane, logit) for the lanes with a sink, which starts their softmax.
 template <class Fn>
 void for_each_sink(const TensorView& sinks, const LaneTile& tile, Fn&& fn) {
   for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t) {
@@ -166,7 +165,7 @@ void for_each_sink(const TensorView& sinks, const LaneTile& tile, Fn&& fn) {
   });
 }
 
-/// The rows of a tile's lanes in a tensor; null for those that padding adds.
+/// The rows of a tile's lanes in a tensor; null for padding.
 struct LanePointers {
   LanePointers(const HeadRows& tensor, const Sequence& sequence, const LaneTile& tile) : stride(tensor.stride), dtype(tensor.dtype) {
     for_each_lane(tile,
@@ -180,7 +179,7 @@ struct LanePointers {
   DType dtype;
 };
 
-/// Rows of a tile on their way to the cache while another is worked on: hardware does not follow long strides.
+/// Prefetches the rows of the next tile: hardware does not prefetch long strides.
 inline void fetch_lanes(const HeadRows& tensor, const Sequence& sequence, const LaneTile& tile, int dim) {
   if (tensor.stride != 1) return;
   const auto bytes = dim * static_cast<int>(size_of(tensor.dtype));
@@ -192,7 +191,7 @@ inline void fetch_lanes(const HeadRows& tensor, const Sequence& sequence, const 
 
 inline int padded_lanes(const LaneTile& tile) { return round_up(tile.lanes(), TileFrame::lane_multiple); }
 
-/// The symbols of a tile's lanes; padding repeats the last lane.
+/// head and q_idx of a tile's lanes; padding repeats the last lane.
 struct LaneSymbols {
   alignas(64) std::int32_t head[max_lanes], q_idx[max_lanes];
 
@@ -214,7 +213,7 @@ struct LaneView {
   LaneView slice(int begin, int end) const { return {end - begin, head + begin, q_idx + begin}; }
 };
 
-/// The first block >= from that one of some tiles visits, or none. Each tile's own next block stands in its state.
+/// The first block >= from that any of the tiles visits, or none. Sets tile.block to the next block of each.
 template <class Tile>
 std::int32_t next_block(Tile* tiles, int count, std::int32_t from) {
   std::int32_t first = BlockCursor::none;
@@ -224,14 +223,14 @@ std::int32_t next_block(Tile* tiles, int count, std::int32_t from) {
   }
   return first;
 }
-/// Whether one of them visits a part of the block only.
+/// Whether the block is partial for any of them.
 template <class Tile>
 bool any_partial(const Tile* tiles, int count, std::int32_t block) {
   return std::any_of(tiles, tiles + count, [&](const Tile& tile) { return tile.block == block && !tile.cursor.full(); });
 }
 
-/// The state that kernels want of a thread. Denormals are zeros: an operation that makes one costs a hundred cycles, and nothing here needs
-/// them. And what a table of operations asks for itself.
+/// The thread state during a task: denormals are zeros, because an operation that makes one costs a hundred cycles and none is needed; and
+/// enter and leave of the table.
 class TaskMode {
  public:
   TaskMode(void (*enter)(), void (*leave)()) : saved_(float_mode()), leave_(leave) {
@@ -250,8 +249,7 @@ class TaskMode {
   void (*leave_)();
 };
 
-/// Shrinks the range to the rows that keep something in a valid lane: work saved, and what lies in padded keys (NaN, even) is never
-/// touched.
+/// Shrinks the range to the rows that some valid lane attends to. Saves work, and padded keys, which may hold NaN, are never read.
 inline KeyRange trim(const LaneRanges& ranges, int lanes, int key_multiple, KeyRange range) {
   std::int32_t first = range.end, last = range.begin;
   for (int lane = 0; lane < lanes; ++lane)
@@ -260,7 +258,7 @@ inline KeyRange trim(const LaneRanges& ranges, int lanes, int key_multiple, KeyR
   return {std::max(range.begin, first / key_multiple * key_multiple), std::min(range.end, last)};
 }
 
-/// The same, from a tile in which dropped pairs are -inf.
+/// The same from a tile in which masked pairs are -inf.
 template <class Real>
 KeyRange trim(const Real* tile, int ld, int lanes, int key_multiple, KeyRange range) {
   const auto empty = [&](int key) {
@@ -275,8 +273,8 @@ KeyRange trim(const Real* tile, int ld, int lanes, int key_multiple, KeyRange ra
   return {std::max(range.begin, begin / key_multiple * key_multiple), range.end};
 }
 
-/// Where the lower half of the lanes should be worked on apart from the upper one, because they need fewer keys together than as one (the
-/// diagonal of a causal mask); otherwise all lanes.
+/// Half of the lanes where the two halves should run separately, because together they then need fewer keys (on the diagonal of a causal
+/// mask); otherwise all lanes.
 inline int first_slice(const LaneRanges& ranges, int lanes, int half, KeyRange all) {
   if (lanes <= half) return lanes;
   const KeyRange lower = trim(ranges, half, 1, all), upper = trim({ranges.first + half, ranges.last + half}, lanes - half, 1, all);

@@ -30,7 +30,7 @@ TapeLayout layout_of(const problem::ParamSpec& spec) {
   return {{spec.tensor.sizes.begin(), spec.tensor.sizes.begin() + rank}, {spec.tensor.strides.begin(), spec.tensor.strides.begin() + rank}};
 }
 
-/// Reads bound parameters one element at a time; notes the first index that is out of range.
+/// Reads bound parameters one element at a time; records the first index out of range.
 class FaultReader : public scoring::ParamReader {
  public:
   FaultReader(const TapeData& data, const std::vector<TapeLayout>& layouts) : data_(data), layouts_(layouts) {}
@@ -65,7 +65,7 @@ class FaultReader : public scoring::ParamReader {
 struct Tape::Prepared {
   explicit Prepared(const problem::Problem& problem) : widths(problem) {}
 
-  /// A program for lanes of one head with consecutive queries, and one for any lanes.
+  /// One program for lanes of one head with consecutive queries, and one for any lanes.
   struct Pair {
     CompiledTape one_head, mixed;
     const CompiledTape& operator()(bool is_one_head) const { return is_one_head ? one_head : mixed; }
@@ -77,7 +77,7 @@ struct Tape::Prepared {
   const TapeKernels* kernels;
   std::vector<TapeLayout> layouts;
   std::vector<DType> dtypes;
-  /// Everything for integers of 32 bits, or for wider ones, too.
+  /// All programs, with 32-bit integers or with wider ones too.
   struct Programs {
     Pair full, partial, backward;
     std::optional<CompiledTape> ranges;
@@ -89,10 +89,10 @@ struct Tape::Prepared {
 
   const Programs& programs(const TapeData& data) const { return data.wide ? wide : *narrow; }
 
-  /// Those for 32 bits know nothing of lengths: plans that differ in these share them.
+  /// Programs with 32-bit integers do not depend on lengths: plans of other lengths share them.
   std::shared_ptr<const Programs> narrow_once() const {
     struct Compiled {
-      std::shared_ptr<const scoring::ScoreProgram> score;  // kept: it is known by its address
+      std::shared_ptr<const scoring::ScoreProgram> score;  // kept alive: the key holds its address
       Programs programs;
     };
     static base::Recent<Compiled> latest(256);
@@ -117,7 +117,7 @@ struct Tape::Prepared {
     return programs;
   }
 
-  /// Runs a program over all lanes of a frame: piece by piece where 16 lanes and more share a head and have consecutive queries.
+  /// Runs a program over all lanes of a frame, in pieces of 16 lanes or more that share a head and have consecutive queries.
   void run(const Pair& pair, TapeCall call) const {
     const auto run_kernel = f64 ? kernels->run_f64 : kernels->run_f32;
     const TileFrame& frame = *call.frame;
@@ -129,7 +129,7 @@ struct Tape::Prepared {
       call.valid_lanes = std::min(last, frame.lanes) - first;
       run_kernel(call);
     };
-    // Pieces start only at multiples of 16; if any piece would start elsewhere the whole tile is mixed.
+    // Pieces start at multiples of 16; if one would start elsewhere, the whole tile runs the program for any lanes.
     std::int32_t breaks = 0;
     for (int start = 0; start < frame.lanes; start += TileFrame::lane_multiple) {
       const std::int32_t head = frame.head[start], q = frame.q_idx[start] - start;
@@ -193,7 +193,7 @@ std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
   const auto add = [&](const CompiledTape& tape) {
     const TapeProgram& t = tape.program;
     const TapeSlots slots = tape_slots(max_keys, max_ld, t.strip_element);
-    // A narrow piece of a tile has more rows in a strip.
+    // Strips of a narrow piece have more rows.
     const std::size_t broadcast = tape_slots(max_keys, TileFrame::lane_multiple, 8).key_broadcast;
     const std::size_t strip = std::max<std::size_t>(slots.strip, static_cast<std::size_t>(tape_strip_elements) * t.strip_element);
     most = std::max(most, slots.uniform * t.uniforms + slots.lane * t.lanes + slots.key * t.keys + broadcast * t.key_broadcasts +

@@ -1,4 +1,4 @@
-// From nodes to steps: sections, slots, and the reuse of strip slots.
+// From nodes to steps: sections, and the allocation of slots.
 #include <algorithm>
 #include <cstring>
 
@@ -57,7 +57,7 @@ void Assembler::sort_into_sections(const base::IdVector<int>& uses) {
     order(section[id]).push_back(id);
   }
   std::vector<NodeId>& strip = order(Section::strip);
-  if (output_ != no_node) {  // it may overwrite what other steps read
+  if (output_ != no_node) {  // it may overwrite inputs of other steps
     strip.erase(std::find(strip.begin(), strip.end(), output_));
     strip.push_back(output_);
   }
@@ -88,7 +88,7 @@ TapeOperand Assembler::new_slot(Varies rank) {
   return {Space::strip, slot};
 }
 
-/// A key value along the lanes of the strip.
+/// A key value, repeated along the lanes of the strip.
 TapeOperand Assembler::broadcast(NodeId id) {
   const auto [at, added] = broadcasts_.try_emplace(id, TapeOperand{Space::key_broadcast, tape_.program.key_broadcasts});
   if (added) {
@@ -153,7 +153,7 @@ void Assembler::emit_constant(NodeId id) {
   tape_.constants.push_back(constant);
 }
 
-/// Where a step of the strip writes. A strip slot whose last use this is can hold the result when the result's elements are not larger:
+/// The destination of a step of the strip. It may reuse the slot of an operand whose last use this is if its elements are not larger, because
 /// steps write behind where they read.
 TapeOperand Assembler::result_of(NodeId id, NodeId strip_position) {
   const Node& node = nodes_[id];

@@ -44,7 +44,7 @@ constexpr int find_step(std::string_view name, std::string_view suffix) {
   return no_step;
 }
 
-/// The step of an operation on operands of a type; booleans are words, so that a step of integers serves them where it has their meaning.
+/// The step of an operation on operands of a type. Booleans are words, so that integer steps serve them where the meaning is the same.
 constexpr int step_of(Op op, Type operands) {
   const std::string_view name = declared[static_cast<std::size_t>(op)].name;
   const auto first_of = [](int a, int b) { return a != no_step ? a : b; };
@@ -135,7 +135,7 @@ NodeId Lowering::in_64_bits(ValueId id) {
                                                                     : nodes_.make(TapeOp::lengthen, narrow_[id]);
 }
 
-/// An integer that has, or is made of integers that have, 64 bits. How it is a sum is remembered for ranges of keys alone.
+/// An integer with 64 bits, or with operands of 64 bits. Its linear form is kept only for ranges of keys.
 NodeId Lowering::lower_wide(ValueId id) {
   const Instr& instr = program_[id];
   const auto term = [&](std::size_t k) { return instr.arg[k] < 0 ? Linear{} : linear_[instr.arg[k]]; };
@@ -165,7 +165,7 @@ NodeId Lowering::lower_wide(ValueId id) {
   return elementwise(id, false);
 }
 
-/// What an operation becomes. Where nothing else is said: the step of its name.
+/// The node of an operation: by default the step of its name.
 NodeId Lowering::lower(ValueId id, bool wide) {
   const Instr& instr = program_[id];
   const bool integers = instr.type == Type::integer;
@@ -270,7 +270,7 @@ NodeId Lowering::elementwise(ValueId id, bool wide) {
   return instr.type == Type::integer ? atom(id, node) : node;
 }
 
-/// A step from reals to integers or booleans: in double when all its operands are, which is unless they depend on the score.
+/// A step from reals to integers or booleans: in double if all its operands are, which they are unless they depend on the score.
 NodeId Lowering::discrete(ValueId id) {
   const Instr& instr = program_[id];
   const ValueId a = instr.arg[0], b = instr.arg[1];
@@ -280,10 +280,10 @@ NodeId Lowering::discrete(ValueId id) {
   return nodes_.make(static_cast<TapeOp>(step), operand(a), operand(b), no_node, wide);
 }
 
-/// Integers: sum(keys, diagonals) op -sum(lanes and uniform values), where all terms are of these ranks.
+/// Integer comparison: sum(key and diagonal terms) op -sum(lane and uniform terms), if there are no others.
 NodeId Lowering::compare(ValueId id) {
   const Instr& instr = program_[id];
-  if (stays_apart(id) || has_wide_operand(instr)) return elementwise(id, false);
+  if (is_rigid(id) || has_wide_operand(instr)) return elementwise(id, false);
   const Sums sums = sums_by_rank(scoring::combine(linear_[instr.arg[0]], linear_[instr.arg[1]], -1));
   const NodeId left = total({sums[Varies::column], sums[Varies::diagonal], sums[Varies::pair]});
   const NodeId right = negated(total({sums[Varies::row], sums[Varies::uniform]}));
@@ -310,7 +310,7 @@ NodeId Lowering::read(ValueId id, bool wide) {
 
 // ---- integers as sums ----
 
-/// An integer that is no sum.
+/// An integer that is not a sum.
 NodeId Lowering::atom(ValueId id, NodeId node) {
   const Op op = program_[id].op;
   const ValueId first = op == Op::q_idx ? q_ : op == Op::kv_idx ? kv_ : id;
@@ -341,7 +341,7 @@ NodeId Lowering::negated(NodeId a) {
 }
 
 NodeId Lowering::negated_sum64(const Linear& linear) {
-  constexpr std::int64_t far = std::int64_t{1} << 61;  // a single term that is further away is as good as there
+  constexpr std::int64_t far = std::int64_t{1} << 61;  // a single term beyond is clamped to it
   NodeId sum = nodes_.integer64(-linear.constant);
   for (const Linear::Term& term : linear.terms) {
     NodeId value = in_64_bits(term.atom);
@@ -352,7 +352,7 @@ NodeId Lowering::negated_sum64(const Linear& linear) {
   return sum;
 }
 
-/// The sum of each rank, so that ranks meet as late as possible; c (kv - q) is one diagonal term.
+/// Sums by rank, so that ranks combine as late as possible; c (kv - q) is one diagonal term.
 Lowering::Sums Lowering::sums_by_rank(const Linear& linear) {
   std::int64_t of_q = 0, of_kv = 0;
   for (const Linear::Term& term : linear.terms) {
@@ -380,7 +380,7 @@ NodeId Lowering::total(std::initializer_list<NodeId> parts) {
 
 NodeId Lowering::sum(const Linear& linear) {
   const Sums s = sums_by_rank(linear);
-  // Uniform parts join the array that is smallest.
+  // Uniform parts are added to the smallest array.
   for (Varies rank : {Varies::row, Varies::column, Varies::diagonal})
     if (s[rank] != no_node)
       return total({plus(s[rank], s[Varies::uniform]), rank == Varies::row ? s[Varies::column] : no_node,
@@ -390,7 +390,7 @@ NodeId Lowering::sum(const Linear& linear) {
 
 // ---- constant factors ----
 
-/// value * factor, the factor pushed to where it costs least: into constants, lower ranks and the scale of the dot products.
+/// value * factor, with the factor pushed to where it is cheapest: into constants, lower ranks and the scale of the dot products.
 NodeId Lowering::scaled(ValueId id, double factor, int depth) {
   const Instr& instr = program_[id];
   if (instr.op == Op::real_const) return nodes_.real(instr.real * factor, false);

@@ -1,5 +1,5 @@
 // The schedule of the AMX matmul on the scalar model of its tiles, and on the hardware where it is.
-#include "cpu/kernels/tile_multiply.h"
+#include "cpu/kernels/amx_multiply.h"
 
 #include <gtest/gtest.h>
 
@@ -34,9 +34,9 @@ void check(const Product& shape) {
   {
     Tiles tiles;
     tiles.enter();
-    TileMultiply<Tiles> multiply(tiles);
-    const TileProduct product{c.data(),          a.data(),   b.data(),      c_ld * 4,    depth * 2,
-                              shape.columns * 4, shape.rows, shape.columns, shape.steps, shape.accumulate};
+    AmxMultiply<Tiles> multiply(tiles);
+    const AmxProduct product{c.data(),          a.data(),   b.data(),      c_ld * 4,    depth * 2,
+                             shape.columns * 4, shape.rows, shape.columns, shape.steps, shape.accumulate};
     multiply(product);
     if (shape.accumulate) multiply(product);  // the tiles that are still pending must be added to, not lost
     multiply.finish();

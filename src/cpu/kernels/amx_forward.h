@@ -1,25 +1,24 @@
 #pragma once
-// The forward pass by AMX where nothing but ranges of keys stands between scores and probabilities. Rows are queries and lanes are keys,
-// so that probabilities, rounded, are the left operand of the product with V as they stand. It keeps tiles and vectors busy at once:
+// The AMX forward kernel, for scores without score_mod and masks that are ranges of keys. Unlike BlockOps, rows are queries and lanes are keys,
+// so that rounded probabilities are the left operand of the product with V in place. Tile and vector units work at the same time:
 //
 //   for each granule of 32 keys   S' = Q K^T of the next granule             tile instructions, between the rows of
 //                                 the exponential of this granule            vector instructions
 //
-// and O += P V has its moment in one of two places (BesideVectors, AfterVectors): beside the exponentials too, a block of 64 keys later, or
-// after those of a block of 256 keys. Beside them its tile instructions are hidden; after them its accumulators are loaded and stored a
-// fourth as often, and four loads serve four products.
+// O += P V runs in one of two places: interleaved with the exponentials, a block of 64 keys later (BesideVectors), or after those of a block
+// of 256 keys (AfterVectors). Interleaved, its tile instructions are hidden; afterwards, its accumulators are loaded and stored a quarter as
+// often, and four loads serve four products.
 //
-// What its speed depends on, as measured:
-// - Everything a tile instruction touches is a tile of 1 KB. Keys and values are packed once for all queries, in the order of the walk;
-//   scores live in two slots of the first-level cache.
-// - A pair of accumulators is stored while the other pair works (see tile_steps.h).
-// - While tiles are multiplied, floating-point vectors issue once a cycle: the exponential is a table, a shift and a quadratic, exact to
-//   fp32 because lse is, with seven floating-point operations for 16 scores, the row sum included.
-// - The maximum is lazy, and what it must rise by shows in the exponential's own argument: a granule that exceeds it is done again.
-#include "cpu/kernels/bf16_vectors.h"
-#include "cpu/kernels/block_ops.h"
+// What decides its speed, as measured:
+// - Every operand of a tile instruction is a contiguous tile of 1 KB. Keys and values are packed once for all queries, in the order in which
+//   they are visited; scores are double-buffered in L1.
+// - A pair of accumulators is stored while the other pair works (see amx_steps.h).
+// - While AMX is busy, floating-point vectors issue once a cycle: the exponential is a table, a shift and a quadratic, accurate to fp32
+//   because lse is, with seven floating-point operations for 16 scores, the row sum included.
+// - The maximum is lazy, and an overrun shows in the argument of the exponential: a granule that exceeds it is recomputed.
+#include "cpu/kernels/amx_pack.h"
+#include "cpu/kernels/amx_steps.h"
 #include "cpu/kernels/rows.h"
-#include "cpu/kernels/tile_steps.h"
 #include "cpu/simd/avx512.h"
 
 namespace foveal::cpu {
@@ -44,9 +43,9 @@ struct TableExp {
   }
 };
 
-/// What of a tile of 32 queries, or of a block of keys, does not depend on the order of the pass.
-struct RowLayout {
-  static constexpr int kRows = 32, kGranule = KeySpan::granule, kTile = 1024;
+/// Packed layouts of a tile of 32 queries and of a block of keys: the same for both orders.
+struct AmxForwardLayout {
+  static constexpr int kRows = 32, kGranule = KeySpan::granule;
 
   // Sizes in bytes, of one tile of queries or one block of `keys` keys.
   static std::size_t q_bytes(int dim) { return std::size_t{kTile} * 2 * (round_up(dim, 32) / 32); }
@@ -55,49 +54,27 @@ struct RowLayout {
   static std::size_t v_bytes(int keys, int dim_v) { return static_cast<std::size_t>(keys) * 2 * round_up(dim_v, 16); }
   static std::size_t p_bytes(int keys) { return std::size_t{kTile} * 2 * (keys / kGranule); }
 
-  /// Tiles of 16 queries by 32 dims: [dims][rows].
   static void pack_q(const LaneRows& rows, int dim, float sign, void* packed) {
     const __m512i flip = _mm512_set1_epi32(sign < 0 ? static_cast<int>(0x80008000u) : 0);
-    const int tiles = round_up(dim, 32) / 32;
-    for (int row = 0; row < kRows; ++row) {
-      for (int t = 0; t < tiles; ++t) {
-        const __m512i x = load_row_bf16(row < rows.lanes ? rows.row[row] : nullptr, rows.stride, 32 * t, dim);
-        _mm512_store_si512(static_cast<char*>(packed) + ((row / 16 * tiles + t) * 16 + row % 16) * 64, _mm512_xor_si512(x, flip));
-      }
-    }
+    const auto row = [&](int i) { return i < rows.lanes ? rows.row[i] : nullptr; };
+    pack_row_tiles(kRows, dim, row, rows.stride, packed, [&](__m512i(&tile)[16]) {
+      for (__m512i& x : tile) x = _mm512_xor_si512(x, flip);
+    });
   }
   /// Of `block` keys, those from `keys` on zeros: for every 16 keys, tiles of pairs of dims by keys.
   static void pack_k(const KeyRows& rows, int keys, int block, int dim, void* packed) {
-    char* out = static_cast<char*>(packed);
-    for (int key = 0; key < block; key += 16) {
-      for (int d = 0; d < dim; d += 32, out += kTile) {
-        __m512i x[16];
-        for (int i = 0; i < 16; ++i) x[i] = load_row_bf16(row_of(rows, key + i, keys), rows.stride, d, dim);
-        transpose(x);
-        for (int i = 0; i < 16; ++i) _mm512_store_si512(out + 64 * i, x[i]);
-      }
-    }
+    pack_row_tiles(block, dim, BlockRow{rows, keys}, rows.stride, packed, [](__m512i(&tile)[16]) { transpose(tile); });
   }
   /// For every 16 dims, tiles of pairs of keys by dims. False where an element is infinite or NaN.
   static bool pack_v(const KeyRows& rows, int keys, int block, int dim, void* packed) {
     FiniteBf16 finite;
-    const int granules = block / kGranule;
-    for (int key = 0; key < block; key += 2) {
-      for (int d = 0; d < dim; d += 32) {
-        const __m512i even = load_row_bf16(row_of(rows, key, keys), rows.stride, d, dim);
-        const __m512i odd = load_row_bf16(row_of(rows, key + 1, keys), rows.stride, d, dim);
-        finite.look(even), finite.look(odd);
-        __m512i low, high;
-        interleave_rows(even, odd, &low, &high);
-        char* out = static_cast<char*>(packed) + (d / 16 * granules + key / kGranule) * kTile + key % kGranule / 2 * 64;
-        _mm512_store_si512(out, low);
-        if (d + 16 < dim) _mm512_store_si512(out + granules * kTile, high);
-      }
-    }
+    pack_pair_tiles(block, dim, round_up(dim, 16), BlockRow{rows, keys}, rows.stride, packed, [&](const __m512i(&tile)[16]) {
+      for (const __m512i x : tile) finite.look(x);
+    });
     return finite.all();
   }
 
-  /// Row sums out of a tile's vectors of them.
+  /// Horizontal sums of the vectors of partial sums.
   static void add_sums(const float* sums, float* row_sums) {
     for (int row = 0; row < kRows; ++row) row_sums[row] = _mm512_reduce_add_ps(_mm512_load_ps(sums + 16 * row));
   }
@@ -111,19 +88,14 @@ struct RowLayout {
                 [&](int d) { return _mm512_maskz_mul_ps(any, f, _mm512_load_ps(acc + (d / 16 * kRows + row) * 16)); });
     }
   }
-
- private:
-  static const void* row_of(const KeyRows& rows, int key, int keys) {
-    return key < keys ? static_cast<const std::uint16_t*>(rows.data) + key * rows.row_stride : nullptr;
-  }
 };
 
-/// The product with V of a block stands beside the vectors of the next one. Where head dims are small, these have the time for it.
+/// The product with V of a block is interleaved with the vectors of the next one: for small head dims, where there is time for it.
 struct BesideVectors {
   template <class Tiles>
   using Steps = PairSteps<Tiles>;
   static constexpr int keys = 64;      ///< of a block
-  static constexpr bool later = true;  ///< the product, by a block
+  static constexpr bool later = true;  ///< the product lags by a block
 };
 /// The product with V follows the vectors of its own block.
 struct AfterVectors {
@@ -133,20 +105,20 @@ struct AfterVectors {
   static constexpr bool later = false;
 };
 
-/// What is measured apart: bench/micro/row_forward_bench.cpp.
+/// Parts can be switched off to time them: bench/micro/row_forward_bench.cpp.
 struct AllParts {
   static constexpr bool scores = true, products = true, vectors = true, lazy_max = true;
 };
 
-/// A tile of queries past spans of keys.
+/// One tile of queries over spans of keys.
 template <class Tiles, class Order, class Parts = AllParts>
-class RowForward : RowLayout {
+class AmxForward : AmxForwardLayout {
  public:
   static std::size_t scratch_bytes(int block) { return 2 * kSlot + kHalves * p_bytes(block); }
 
-  [[gnu::noinline]] static void visit(const RowVisit& visit) {
+  [[gnu::noinline]] static void visit(const ForwardVisit& visit) {
     if (visit.count == 0) return;
-    RowForward pass(visit);
+    AmxForward pass(visit);
     pass.run();
   }
 
@@ -156,12 +128,12 @@ class RowForward : RowLayout {
   static constexpr int kMaxDim = 512, kHalves = Order::later ? 2 : 1;  ///< blocks whose probabilities are kept
   static constexpr std::size_t kSlot = std::size_t{kTile} * 4;         ///< scores of a granule
 
-  /// Granules [begin, end) of one block, whose probabilities wait for their product with v.
-  struct Waiting {
+  /// Granules [begin, end) of one block whose product with V is pending.
+  struct Pending {
     int block = 0, begin = 0, end = 0, half = 0;
   };
 
-  explicit RowForward(const RowVisit& visit)
+  explicit AmxForward(const ForwardVisit& visit)
       : v_(visit),
         k_tiles_(round_up(visit.dim, 32) / 32),
         v_tiles_(round_up(visit.dim_v, 16) / 16),
@@ -179,22 +151,22 @@ class RowForward : RowLayout {
     int granule = span->begin, slot = 0;
     add_scores(granule, slot);
     run_jobs();
-    if (v_.max[0] == -__FLT_MAX__) raise(*span, granule, slot);  // a first visit: spares it again()
+    if (v_.max[0] == -__FLT_MAX__) raise(*span, granule, slot);  // first visit: saves a recompute()
     while (span != end) {
       const int block = granule / granules_, start = block * granules_, last = min(span->end, start + granules_);
       now_ = {block, granule - start, granule - start, (now_.half + 1) % kHalves};
       for (const int begin = granule; granule < last; ++granule, slot ^= 1) {
         const KeySpan* next = granule + 1 < span->end ? span : span + 1;
         if (next != end) add_scores(next == span ? granule + 1 : next->begin, slot ^ 1);
-        add_products(waiting_.begin < waiting_.end ? v_jobs_ * (granule + 1 - begin) / (last - begin) : 0);
-        if (!exponentials(*span, granule, slot)) again(*span, granule, slot);
+        add_products(pending_.begin < pending_.end ? v_jobs_ * (granule + 1 - begin) / (last - begin) : 0);
+        if (!exponentials(*span, granule, slot)) recompute(*span, granule, slot);
         now_.end = granule + 1 - start;
       }
-      waiting_ = now_, done_ = 0;
-      if constexpr (!Order::later) multiply_waiting();
+      pending_ = now_, done_ = 0;
+      if constexpr (!Order::later) multiply_pending();
       if (granule == span->end && ++span != end) granule = span->begin;
     }
-    multiply_waiting();
+    multiply_pending();
     steps_.finish();
     if (sum_ != v_.sums)
       for (int row = 0; row < kRows; ++row) _mm512_store_ps(v_.sums + 16 * row, _mm512_load_ps(sum_ + 16 * row));
@@ -204,45 +176,37 @@ class RowForward : RowLayout {
   float* scores(int slot) const { return scores_ + slot * (kSlot / 4); }
   char* probabilities(int half) const { return p_ + half * p_bytes(v_.block); }
 
-  void add(const TileJob& job) {
-    jobs_[job_count_++] = job;
-    step_count_ += job.steps;
-  }
   void add_scores(int granule, int slot) {
     const std::int64_t row = k_tiles_ * kTile;
     for (int i = 0; i < 2 && Parts::scores; i += Steps::kColumns)
-      add({scores(slot) + i * 512, static_cast<const char*>(v_.q), static_cast<const char*>(v_.k) + (std::int64_t{granule} * 2 + i) * row,
-           row, row, 2 * kTile, k_tiles_, Steps::kColumns, false});
+      jobs_.add({scores(slot) + i * 512, static_cast<const char*>(v_.q),
+                 static_cast<const char*>(v_.k) + (std::int64_t{granule} * 2 + i) * row, row, row, 2 * kTile, k_tiles_, Steps::kColumns,
+                 false});
   }
   /// For Steps::kColumns columns of tiles of the accumulator.
-  void add_product(const Waiting& w, int job) {
+  void add_product(const Pending& w, int job) {
     if (w.begin == w.end || !Parts::products) return;
     const int tile = job * Steps::kColumns;
     const std::int64_t row = granules_ * kTile;
     const char* v = static_cast<const char*>(v_.v) + ((std::int64_t{w.block} * v_tiles_ + tile) * granules_ + w.begin) * kTile;
-    add({v_.acc + tile * 512, probabilities(w.half) + w.begin * kTile, v, row, row, 2 * kTile, w.end - w.begin,
-         min(Steps::kColumns, v_tiles_ - tile), true});
+    jobs_.add({v_.acc + tile * 512, probabilities(w.half) + w.begin * kTile, v, row, row, 2 * kTile, w.end - w.begin,
+               min(Steps::kColumns, v_tiles_ - tile), true});
   }
-  /// Of the product that waits, up to `due` jobs in all.
+  /// Of the pending product, up to `due` jobs in all.
   void add_products(int due) {
-    for (; done_ < due; ++done_) add_product(waiting_, done_);
+    for (; done_ < due; ++done_) add_product(pending_, done_);
   }
-  void multiply_waiting() {
+  void multiply_pending() {
     add_products(v_jobs_);
-    run_steps();
-    waiting_ = {}, done_ = 0;
+    jobs_.run(steps_);
+    pending_ = {}, done_ = 0;
   }
   void run_jobs() {
-    run_steps();
+    jobs_.run(steps_);
     steps_.finish();
   }
-  void run_steps() {
-    steps_.start(jobs_);
-    for (int i = 0; i < step_count_; ++i) steps_.step();
-    job_count_ = step_count_ = 0;
-  }
 
-  /// The keys of a granule that a row keeps, one bit each.
+  /// Bit mask of the keys of a granule that a row attends to.
   static std::uint32_t kept(const KeySpan& span, int offset, int row) {
     const auto below = [&](int limit) {
       const int n = limit - offset;
@@ -250,18 +214,18 @@ class RowForward : RowLayout {
     };
     return below(span.ranges.last[row]) & ~below(span.ranges.first[row]);
   }
-  /// The vectors of a granule, with the tile instructions that are due between its rows. False where a score exceeds the maximum in use so
-  /// far that the granule must be done again.
+  /// The exponentials of a granule, interleaved with the queued tile instructions. False where a score exceeds the current maximum by so much
+  /// that the granule must be recomputed.
   bool exponentials(const KeySpan& span, int granule, int slot) {
-    const bool products = job_count_ > 2 / Steps::kColumns;
+    const bool products = jobs_.count > 2 / Steps::kColumns;
     bool fine = true;
     if constexpr (Parts::vectors) {
       fine = rows(span, granule, slot);
     } else {
-      run_steps();
+      jobs_.run(steps_);
     }
-    if (!products) steps_.finish();  // the next granule's scores are needed now
-    job_count_ = step_count_ = 0;
+    if (!products) steps_.finish();  // the next granule needs its scores
+    jobs_.clear();
     if (fine) swap_sums();
     return fine;
   }
@@ -277,13 +241,13 @@ class RowForward : RowLayout {
   [[gnu::noinline]] bool rows(const KeySpan& span, int granule, int slot) {
     constexpr int rows_per_turn = 4, turns = kRows / rows_per_turn, busy = Order::later ? turns : turns * 3 / 4;
     Steps steps = steps_;
-    steps.start(jobs_);
+    steps.start(jobs_.jobs);
     const float *s = scores(slot), *max = v_.max, *sum = sum_;
     float* new_sum = new_sum_;
     granule -= now_.block * granules_;
     char* p = probabilities(now_.half) + granule * kTile;
     const std::int64_t to_next_tile = (granules_ - 1) * kTile;
-    const int step_count = step_count_, offset = granule * kGranule;
+    const int step_count = jobs_.steps, offset = granule * kGranule;
     const TableExp exp{};  // without a constructor: its constants stay in registers
     const __m512 multiplier = multiplier_, growth = splat(8.0f), none = splat(-__builtin_inff());
     __mmask16 fine_low = 0xffff, fine_high = 0xffff;
@@ -318,9 +282,9 @@ class RowForward : RowLayout {
     return (fine_low & fine_high) == 0xffff;
   }
 
-  /// The products that wait and those of this block so far go first: they have the old maxima.
-  [[gnu::noinline]] void again(const KeySpan& span, int granule, int slot) {
-    multiply_waiting();
+  /// Recomputes a granule with raised maxima. The pending product and that of this block so far come first: they use the old maxima.
+  [[gnu::noinline]] void recompute(const KeySpan& span, int granule, int slot) {
+    multiply_pending();
     for (int job = 0; job < v_jobs_; ++job) add_product(now_, job);
     run_jobs();
     now_.begin = now_.end;
@@ -329,7 +293,7 @@ class RowForward : RowLayout {
     swap_sums();
   }
 
-  /// Maxima rise to the granule's where those are larger by more than 2^8; accumulators and sums follow.
+  /// Raises maxima that the granule exceeds by more than 2^8, and rescales accumulators and sums.
   [[gnu::noinline]] void raise(const KeySpan& span, int granule, int slot) {
     const __m512 none = splat(-__builtin_inff());
     for (int row = 0; row < kRows; ++row) {
@@ -351,7 +315,7 @@ class RowForward : RowLayout {
     }
   }
 
-  const RowVisit& v_;
+  const ForwardVisit& v_;
   const int k_tiles_, v_tiles_, v_jobs_, granules_;
   float* const scores_;  ///< two slots of [16 keys][rows] tiles
   char* const p_;        ///< kHalves times [rows][granules] tiles
@@ -359,26 +323,25 @@ class RowForward : RowLayout {
   const __m512 multiplier_;
   Tiles tiles_;
   Steps steps_;
-  TileJob jobs_[2 + 2 * (kMaxDim / 16)];
-  int job_count_ = 0, step_count_ = 0;
-  Waiting waiting_, now_;  ///< of the last block and of this one
-  int done_ = 0;           ///< jobs of the product that waits
+  AmxJobs<2 + 2 * (kMaxDim / 16)> jobs_;
+  Pending pending_, now_;  ///< the last block, and this one
+  int done_ = 0;           ///< jobs of the pending product
 };
 
-/// Both orders in one table: which one it is follows from head dims, and so does the size of a block.
+/// Both orders in one table: head dims decide which, and the size of a block.
 template <class Tiles>
-class RowForwards : RowLayout {
-  using Beside = RowForward<Tiles, BesideVectors>;
-  using After = RowForward<Tiles, AfterVectors>;
+class AmxForwards : AmxForwardLayout {
+  using Beside = AmxForward<Tiles, BesideVectors>;
+  using After = AmxForward<Tiles, AfterVectors>;
 
   static int block(int dim, int dim_v) { return (dim < dim_v ? dim_v : dim) <= 64 ? BesideVectors::keys : AfterVectors::keys; }
   static std::size_t scratch_bytes(int block) {
     return block == BesideVectors::keys ? Beside::scratch_bytes(block) : After::scratch_bytes(block);
   }
-  static void visit(const RowVisit& visit) { visit.block == BesideVectors::keys ? Beside::visit(visit) : After::visit(visit); }
+  static void visit(const ForwardVisit& visit) { visit.block == BesideVectors::keys ? Beside::visit(visit) : After::visit(visit); }
 
  public:
-  static constexpr RowOps table() {
+  static constexpr PackedForwardOps table() {
     return {.rows = kRows,
             .block = block,
             .q_bytes = q_bytes,

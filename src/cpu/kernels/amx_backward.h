@@ -1,49 +1,48 @@
 #pragma once
-// The backward pass by AMX where nothing but ranges of keys stands between scores and probabilities: a block of 128 keys meets couples of
-// tiles of 64 queries, in granules of 32 x 32. Scores are S^T (queries in lanes), so that rounded P^T and dS^T are the left operands of
-// their products as they stand, and lse and delta are two vectors of a granule. For each couple
+// The AMX backward kernel, for scores without score_mod and masks that are ranges of keys: a block of 128 keys against pairs of tiles of 64
+// queries, in granules of 32 x 32. Scores are S^T (queries in lanes), so that rounded P^T and dS^T are the left operands of their products in
+// place, and lse and delta are two vectors of a granule. For each pair of tiles
 //
 //   for each granule   S^T, dP^T of the next granule           K Q^T, V dO^T             tile instructions, between the rows of
 //                      P^T and dS^T of this one                                          vector instructions
 //   then               dV, dK, dQ^T of all                     P^T dO, dS^T Q, K^T dS^T  tile instructions
 //
-// What its speed depends on is how much passes between the first-level cache and the second:
-// - Everything a tile instruction touches is a tile of 1 KB: keys are packed for all tiles that a block meets, queries for all blocks.
-// - Granules go up and down in turn, so that a granule shares its keys or its queries with the last.
-// - Accumulators of dV and dK are loaded and stored once for 128 queries, those of dQ once for 128 keys. The last three products, spread
-//   out between the vectors too, would keep both units busy, but what all five touch in turn is more than the cache: then nearly every
-//   tile is loaded from the second level, two thirds more than now.
-// - A product has squares of 2 x 2 accumulators, so that four loads serve four products.
-// - dS^T is also the right operand of dQ^T, with pairs of keys side by side. Two unpacks of two rows do that, but for the order of the
-//   queries, which write_queries() puts right.
-// - While tiles are multiplied, floating-point vectors issue once a cycle and integer ones for nothing: so the exponential is a conversion
-//   and a cubic in the mantissa, five floating-point operations with the score's own, relative error 7.5e-5, a third of a percent of the
-//   rounding to bf16 that follows.
+// Traffic between L1 and L2 decides its speed:
+// - Every operand of a tile instruction is a contiguous tile of 1 KB: keys are packed for all tiles of a block, queries for all blocks.
+// - Granules are visited in serpentine order, so that each shares its keys or its queries with the one before.
+// - Accumulators of dV and dK are loaded and stored once for 128 queries, those of dQ once for 128 keys. Interleaving the last three products
+//   with the vectors too would keep both units busy, but the working set of all five exceeds L1: nearly every tile would then come from L2,
+//   two thirds more than now.
+// - A product has 2 x 2 accumulators, so that four loads serve four products.
+// - dS^T is also the right operand of dQ^T, with pairs of keys side by side. Two unpacks of two rows give that, up to a permutation of the
+//   queries, which write_queries() undoes.
+// - While AMX is busy, floating-point vectors issue once a cycle and integer ones are free: so the exponential is a conversion and a cubic in
+//   the mantissa, five floating-point operations with the score's own, relative error 7.5e-5, a third of a percent of the rounding to bf16
+//   that follows.
 #include <cstring>
 
-#include "cpu/kernels/bf16_vectors.h"
-#include "cpu/kernels/block_ops.h"
-#include "cpu/kernels/tile_steps.h"
+#include "cpu/kernels/amx_pack.h"
+#include "cpu/kernels/amx_steps.h"
 #include "cpu/simd/avx512.h"
 
 namespace foveal::cpu {
 namespace {
 
-/// What is measured apart: bench/micro/tile_backward_bench.cpp.
+/// Parts can be switched off to time them: bench/micro/tile_backward_bench.cpp.
 struct AllBackwardParts {
   static constexpr bool scores = true, products = true, vectors = true;
 };
 
 template <class Tiles, class Parts = AllBackwardParts>
-class TileBackward {
+class AmxBackward {
  public:
-  static constexpr int kLanes = 64, kKeys = 128, kTile = 1024;
-  static constexpr float kUnit = 8388608;  ///< of the exponential's argument: one in the lowest bit of an exponent
+  static constexpr int kLanes = 64, kKeys = 128;
+  static constexpr float kUnit = 8388608;  ///< of the exponential's argument: 2^23, so that its integer part lands in the exponent
 
   static std::size_t packed_bytes(int rows, int dim) { return static_cast<std::size_t>(rows) * round_up(dim, 32) * 2; }
   static std::size_t acc_bytes(int rows, int dim) { return static_cast<std::size_t>(rows) * round_up(dim, 32) * 4; }
 
-  /// result[row] = a . b, each row in 16 sums.
+  /// result[row] = a . b, each row in 16 partial sums.
   static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) {
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     const auto even = [](__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); };
@@ -65,36 +64,28 @@ class TileBackward {
 
   /// panel: for every 16 queries, tiles of pairs of dims by queries. pairs: for every 16 dims, tiles of pairs of queries by dims.
   static bool pack_queries(const LaneRows& rows, int dim, void* panel, void* pairs) {
-    char* out = static_cast<char*>(panel);
     FiniteBf16 finite;
-    for (int lane = 0; lane < kLanes; lane += 16) {
-      for (int d = 0; d < dim; d += 32, out += kTile) {
-        __m512i x[16];
-        for (int i = 0; i < 16; ++i) finite.look(x[i] = load_row_bf16(rows.row[lane + i], rows.stride, d, dim));
-        transpose(x);
-        store(out, x);
-      }
-    }
-    for_pairs<kLanes>(rows, dim, pairs, [](__m512i(&)[16]) {});
+    const auto row = [&](int i) { return rows.row[i]; };
+    pack_row_tiles(kLanes, dim, row, rows.stride, panel, [&](__m512i(&tile)[16]) {
+      for (const __m512i x : tile) finite.look(x);
+      transpose(tile);
+    });
+    pack_pair_tiles(kLanes, dim, round_up(dim, 32), row, rows.stride, pairs, [](const __m512i(&)[16]) {});
     return finite.all();
   }
   /// packed: for every 16 keys, tiles of keys by dims. columns: for every 16 dims, tiles of dims by keys.
   static bool pack_keys(const LaneRows& rows, int dim, void* packed, void* columns) {
-    char* out = static_cast<char*>(packed);
     FiniteBf16 finite;
-    for (int key = 0; key < kKeys; key += 16) {
-      for (int d = 0; d < dim; d += 32, out += kTile) {
-        __m512i x[16];
-        for (int i = 0; i < 16; ++i) finite.look(x[i] = load_row_bf16(rows.row[key + i], rows.stride, d, dim));
-        store(out, x);
-      }
-    }
-    if (columns) for_pairs<kKeys>(rows, dim, columns, [](__m512i(&tile)[16]) { transpose(tile); });
+    const auto row = [&](int i) { return rows.row[i]; };
+    pack_row_tiles(kKeys, dim, row, rows.stride, packed, [&](const __m512i(&tile)[16]) {
+      for (const __m512i x : tile) finite.look(x);
+    });
+    if (columns) pack_pair_tiles(kKeys, dim, round_up(dim, 32), row, rows.stride, columns, [](__m512i(&tile)[16]) { transpose(tile); });
     return finite.all();
   }
 
-  [[gnu::noinline]] static void visit(const KeyVisit& visit) {
-    TileBackward pass(visit);
+  [[gnu::noinline]] static void visit(const BackwardVisit& visit) {
+    AmxBackward pass(visit);
     pass.run();
   }
 
@@ -132,7 +123,7 @@ class TileBackward {
     }
   }
 
-  static constexpr TileBackwardOps table() {
+  static constexpr PackedBackwardOps table() {
     return {.lanes = kLanes,
             .keys = kKeys,
             .unit = kUnit,
@@ -154,30 +145,10 @@ class TileBackward {
   static constexpr int kSlot = 8 * kTile, kForm = kQuarters * 8 * kTile;  ///< S and dP of a granule; P or dS of 128 keys and 128 queries
   static constexpr std::size_t kScratch = 2 * kSlot + 3 * kForm;
 
-  static void store(char* tile, const __m512i (&x)[16]) {
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, x[i]);
-  }
-  /// For every 16 dims tiles of 32 rows with pairs of rows: [16 pairs][16 dims], changed by fn before they are stored.
-  template <int kCount, class Fn>
-  static void for_pairs(const LaneRows& rows, int dim, void* packed, const Fn& fn) {
-    for (int row = 0; row < kCount; row += 32) {
-      for (int d = 0; d < dim; d += 32) {
-        __m512i low[16], high[16];
-        for (int i = 0; i < 16; ++i) {
-          const int even = row + 2 * i;
-          interleave_rows(load_row_bf16(rows.row[even], rows.stride, d, dim), load_row_bf16(rows.row[even + 1], rows.stride, d, dim),
-                          &low[i], &high[i]);
-        }
-        char* out = static_cast<char*>(packed) + (d / 16 * (kCount / 32) + row / 32) * kTile;
-        fn(low), fn(high);
-        store(out, low), store(out + kCount / 32 * kTile, high);
-      }
-    }
-  }
-  /// The query in a column of dS^T: unpacking gives four columns to the lower tile, four to the upper one.
+  /// The query in a column of dS^T: unpacking puts four columns in the lower tile, four in the upper one.
   static constexpr int query_of(int column) { return column / 32 * 32 + column % 16 / 4 * 8 + column / 16 % 2 * 4 + column % 4; }
 
-  explicit TileBackward(const KeyVisit& visit)
+  explicit AmxBackward(const BackwardVisit& visit)
       : v_(visit),
         q_steps_(round_up(visit.dim, 32) / 32),
         v_steps_(round_up(visit.dim_v, 32) / 32),
@@ -187,7 +158,7 @@ class TileBackward {
         multiplier_(splat(visit.multiplier)),
         steps_(&tiles_) {}
 
-  /// Of a couple: a part is 32 queries, a quarter 32 keys. One half of the keys meets all queries, then the other, on the way back.
+  /// Of a pair of tiles: a part is 32 queries, a quarter 32 keys. Half of the keys against all queries, then the other half in reverse.
   struct Granule {
     int index, parts;
     int half() const { return index / (2 * parts); }
@@ -206,30 +177,30 @@ class TileBackward {
     add_scores(v_.tiles, {0, parts_of(0)});
     run_jobs();
     for (int t = 0; t < v_.count; t += 2) {
-      const QueryTile* couple = v_.tiles + t;
+      const QueryTile* pair = v_.tiles + t;
       const int parts = parts_of(t), granules = kQuarters * parts;
       for (int i = 0; i < granules; ++i) {
         const Granule granule{i, parts};
-        const QueryTile& tile = couple[granule.query_tile()];
-        if (i + 1 < granules) add_scores(couple, {i + 1, parts});
+        const QueryTile& tile = pair[granule.query_tile()];
+        if (i + 1 < granules) add_scores(pair, {i + 1, parts});
         if (!any_kept(tile, granule)) {
           clear(granule);
           run_jobs();
         } else if constexpr (Parts::vectors) {
           tile.ranges.first ? vectors<true>(tile, granule) : vectors<false>(tile, granule);
-          job_count_ = step_count_ = 0;
+          jobs_.clear();
         } else {
           run_jobs();
         }
       }
       if (Parts::products) {
         const bool accumulate = t > 0 || !v_.first;
-        const QueryTile& last = couple[parts / 2 - 1];
-        add_keys(v_.dv, v_tiles_, p(), couple->dout_pairs, last.dout_pairs, parts, accumulate);
-        add_keys(v_.dk, q_tiles_, ds(), couple->q_pairs, last.q_pairs, parts, accumulate);
-        for (int tile = 0; tile < parts / 2; ++tile) add_queries(couple[tile].dq, ds_pairs() + tile * 4 * kQuarters * kTile);
+        const QueryTile& last = pair[parts / 2 - 1];
+        add_keys(v_.dv, v_tiles_, p(), pair->dout_pairs, last.dout_pairs, parts, accumulate);
+        add_keys(v_.dk, q_tiles_, ds(), pair->q_pairs, last.q_pairs, parts, accumulate);
+        for (int tile = 0; tile < parts / 2; ++tile) add_queries(pair[tile].dq, ds_pairs() + tile * 4 * kQuarters * kTile);
       }
-      if (t + 2 < v_.count) add_scores(couple + 2, {0, parts_of(t + 2)});
+      if (t + 2 < v_.count) add_scores(pair + 2, {0, parts_of(t + 2)});
       run_jobs();
     }
   }
@@ -244,31 +215,28 @@ class TileBackward {
   static int at(Granule granule) { return (granule.quarter() * 8 + granule.part()) * kTile; }  ///< in P^T and in dS^T
   char* pairs_at(Granule granule) const { return ds_pairs() + (granule.part() * 2 * kQuarters + granule.quarter()) * kTile; }
 
-  void add(const TileJob& job) {
-    jobs_[job_count_++] = job;
-    step_count_ += job.steps;
-  }
   /// S^T, then dP^T of a granule: for every 16 queries a pair of tiles.
-  void add_scores(const QueryTile* couple, Granule granule) {
-    const QueryTile& tile = couple[granule.query_tile()];
+  void add_scores(const QueryTile* pair, Granule granule) {
+    const QueryTile& tile = pair[granule.query_tile()];
     if (!Parts::scores || !any_kept(tile, granule)) return;
     float* const c = scores(granule.slot());
     const auto product = [&](const void* keys, const void* panel, int steps, float* c) {
       const std::int64_t row = steps * kTile;
-      add({c, static_cast<const char*>(keys) + granule.quarter() * 2 * row,
-           static_cast<const char*>(panel) + granule.first_lane() / 16 * row, row, row, 2 * kTile, steps, 2, false});
+      jobs_.add({c, static_cast<const char*>(keys) + granule.quarter() * 2 * row,
+                 static_cast<const char*>(panel) + granule.first_lane() / 16 * row, row, row, 2 * kTile, steps, 2, false});
     };
     product(v_.k, tile.q_panel, q_steps_, c);
     product(v_.v, tile.dout_panel, v_steps_, c + 1024);
   }
-  /// dV or dK, half of the keys by all columns at a time. `pairs` are those of the couple's first tile, `more` of its last.
+  /// dV or dK, half of the keys by all columns at a time. `pairs` are those of the pair's first tile, `more` of its last.
   void add_keys(float* acc, int tiles, const char* weights, const void* pairs, const void* more, int parts, bool accumulate) {
     const std::int64_t jump = static_cast<const char*>(more) - static_cast<const char*>(pairs) - 2 * kTile;
     for (int half = 0; half < kQuarters / 2; ++half) {
       for (int column = 0; column < tiles; column += 2) {
         for (int quarter = 2 * half; quarter < 2 * half + 2; ++quarter)
-          add({acc + (quarter * tiles + column) * 512, weights + quarter * 8 * kTile, static_cast<const char*>(pairs) + column * 2 * kTile,
-               4 * kTile, 2 * kTile, 2 * kTile, parts, column + 1 < tiles ? 2 : 1, accumulate, jump});
+          jobs_.add({acc + (quarter * tiles + column) * 512, weights + quarter * 8 * kTile,
+                     static_cast<const char*>(pairs) + column * 2 * kTile, 4 * kTile, 2 * kTile, 2 * kTile, parts,
+                     column + 1 < tiles ? 2 : 1, accumulate, jump});
       }
     }
   }
@@ -276,21 +244,16 @@ class TileBackward {
   void add_queries(float* dq, const char* weights) {
     for (int i = 0; i < q_steps_; ++i) {
       for (int column = 0; column < 4; column += 2)
-        add({dq + (column * q_steps_ + i) * 512, static_cast<const char*>(v_.k_columns) + i * 2 * kQuarters * kTile,
-             weights + column * kQuarters * kTile, kQuarters * kTile, kQuarters * kTile, q_steps_ * 2 * kTile, kQuarters, 2, true});
+        jobs_.add({dq + (column * q_steps_ + i) * 512, static_cast<const char*>(v_.k_columns) + i * 2 * kQuarters * kTile,
+                   weights + column * kQuarters * kTile, kQuarters * kTile, kQuarters * kTile, q_steps_ * 2 * kTile, kQuarters, 2, true});
     }
   }
   void run_jobs() {
-    run_steps();
+    jobs_.run(steps_);
     steps_.finish();
-    job_count_ = step_count_ = 0;
-  }
-  void run_steps() {
-    steps_.start(jobs_);
-    for (int i = 0; i < step_count_; ++i) steps_.step();
   }
 
-  /// 16 queries that keep a key.
+  /// Mask of 16 queries that attend to a key.
   template <bool kRanges>
   static __mmask16 kept(const LaneRanges& ranges, int lane, int key) {
     if constexpr (!kRanges) return 0xffff;
@@ -299,7 +262,7 @@ class TileBackward {
     return _mm512_mask_cmp_epi32_mask(begun, k, _mm512_loadu_si512(ranges.last + lane), _MM_CMPINT_LT);
   }
 
-  /// Whether any query of a granule keeps any of its keys.
+  /// Whether any query of a granule attends to any of its keys.
   static bool any_kept(const QueryTile& tile, Granule granule) {
     if (!tile.ranges.first) return true;
     const __m512i begin = _mm512_set1_epi32(granule.first_key()), end = _mm512_set1_epi32(granule.first_key() + kGranule);
@@ -316,13 +279,13 @@ class TileBackward {
     for (int tile = 0; tile < 2; ++tile) std::memset(pairs_at(granule) + tile * kQuarters * kTile, 0, kTile);
   }
 
-  /// P^T and dS^T of a granule, with the scores of the next one between its rows; those are done a few rows before these are.
+  /// P^T and dS^T of a granule, interleaved with the scores of the next one, which are done a few rows earlier.
   template <bool kRanges>
   [[gnu::noinline]] void vectors(const QueryTile& tile, Granule granule) {
     constexpr int turns = kGranule / 2, busy = turns * 3 / 4;
     Steps steps = steps_;
-    steps.start(jobs_);
-    const int step_count = step_count_, first_key = granule.first_key(), lane = granule.first_lane();
+    steps.start(jobs_.jobs);
+    const int step_count = jobs_.steps, first_key = granule.first_key(), lane = granule.first_lane();
     const float* s = scores(granule.slot());
     char *p = this->p() + at(granule), *ds = this->ds() + at(granule), *pairs = pairs_at(granule);
     const __m512 lse_low = _mm512_load_ps(tile.lse + lane), lse_high = _mm512_load_ps(tile.lse + lane + 16);
@@ -367,14 +330,13 @@ class TileBackward {
     steps_ = steps;
   }
 
-  const KeyVisit& v_;
+  const BackwardVisit& v_;
   const int q_steps_, v_steps_, q_tiles_, v_tiles_;
   char* const scratch_;
   const __m512 multiplier_;
   Tiles tiles_;
   Steps steps_;
-  TileJob jobs_[2 + 2 * kQuarters * (kMaxDim / 32) + 4 * (kMaxDim / 32)];
-  int job_count_ = 0, step_count_ = 0;
+  AmxJobs<2 + 2 * kQuarters*(kMaxDim / 32) + 4 * (kMaxDim / 32)> jobs_;
 };
 
 }  // namespace
