@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/parallel.h"
+#include "base/strided.h"
 #include "cpu/tape.h"
 
 namespace foveal::cpu {
@@ -13,12 +14,6 @@ constexpr std::int64_t most_partitions = 64, enough_partitions = 8;
 constexpr std::size_t large = 16u << 20;
 constexpr std::size_t memory_budget = 64u << 20;  // bytes of accumulators, unless one copy of each needs more
 constexpr std::int64_t elements_per_task = 1 << 14;
-
-std::int64_t numel(const std::vector<std::int64_t>& shape) {
-  std::int64_t n = 1;
-  for (std::int64_t size : shape) n *= size;
-  return n;
-}
 
 /// Contiguous and of this type.
 bool is_plain(const problem::TensorSpec& spec, DType dtype) {
@@ -41,7 +36,7 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t share
     if (static_cast<int>(param) == problem.sink || !problem.params[param].gradient.present) continue;
     Accumulator accumulator{};
     accumulator.param = static_cast<int>(param);
-    accumulator.numel = numel(info.shape);
+    accumulator.numel = base::numel(info.shape);
     bool any = false, only_elements = true;
     std::string kinds;
     for (const scoring::TrainableRead& read : score.reads) {
