@@ -52,23 +52,22 @@ void include(Extremes& extremes, const T* data, const problem::TensorSpec& spec,
 
 /// Of the elements; nullopt for real and boolean types.
 std::optional<Extremes> extremes_of(const problem::TensorSpec& spec, const void* data) {
-  Extremes extremes;
+  const auto of = [&]<class T>(T) {
+    Extremes extremes;
+    include(extremes, static_cast<const T*>(data), spec, 0);
+    return extremes;
+  };
   switch (spec.dtype) {
     case DType::i64:
-      include(extremes, static_cast<const std::int64_t*>(data), spec, 0);
-      return extremes;
+      return of(std::int64_t{});
     case DType::i32:
-      include(extremes, static_cast<const std::int32_t*>(data), spec, 0);
-      return extremes;
+      return of(std::int32_t{});
     case DType::i16:
-      include(extremes, static_cast<const std::int16_t*>(data), spec, 0);
-      return extremes;
+      return of(std::int16_t{});
     case DType::i8:
-      include(extremes, static_cast<const std::int8_t*>(data), spec, 0);
-      return extremes;
+      return of(std::int8_t{});
     case DType::u8:
-      include(extremes, static_cast<const std::uint8_t*>(data), spec, 0);
-      return extremes;
+      return of(std::uint8_t{});
     default:
       return std::nullopt;
   }

@@ -25,6 +25,14 @@ const TapeKernels& kernels_of(const std::string& target) {
   return targets::tape_scalar;
 }
 
+TapeCall call_of(const TileFrame& frame, const TapeData& data, const void* input, void* output, void* scratch) {
+  TapeCall call{};
+  call.frame = &frame, call.data = &data;
+  call.input = input, call.output = output;
+  call.scratch = static_cast<char*>(scratch);
+  return call;
+}
+
 TapeLayout layout_of(const problem::ParamSpec& spec) {
   const auto rank = static_cast<std::size_t>(spec.tensor.rank);
   return {{spec.tensor.sizes.begin(), spec.tensor.sizes.begin() + rank}, {spec.tensor.strides.begin(), spec.tensor.strides.begin() + rank}};
@@ -220,13 +228,8 @@ TapeData Tape::bind(const std::vector<TensorView>& params, void* memory) const {
 template <class Real>
 void Tape::apply(const TileFrame& frame, const TapeData& data, const Real* dots, Real* scores, bool partial, Real* lane_max,
                  void* scratch) const {
-  TapeCall call{};
-  call.frame = &frame;
-  call.data = &data;
-  call.input = dots;
-  call.output = scores;
+  TapeCall call = call_of(frame, data, dots, scores, scratch);
   call.lane_max = lane_max;
-  call.scratch = static_cast<char*>(scratch);
   const Prepared::Programs& programs = prepared_->programs(data);
   prepared_->run(partial && has_mask_ ? programs.partial : programs.full, call);
 }
@@ -236,13 +239,8 @@ template void Tape::apply(const TileFrame&, const TapeData&, const double*, doub
 template <class Real>
 void Tape::differentiate(const TileFrame& frame, const TapeData& data, const Real* dots, Real* ds, const TapeGrads* grads,
                          void* scratch) const {
-  TapeCall call{};
-  call.frame = &frame;
-  call.data = &data;
+  TapeCall call = call_of(frame, data, dots, ds, scratch);
   call.grads = grads;
-  call.input = dots;
-  call.output = ds;
-  call.scratch = static_cast<char*>(scratch);
   prepared_->run(prepared_->programs(data).backward, call);
 }
 template void Tape::differentiate(const TileFrame&, const TapeData&, const float*, float*, const TapeGrads*, void*) const;
@@ -250,13 +248,10 @@ template void Tape::differentiate(const TileFrame&, const TapeData&, const doubl
 
 void Tape::lane_ranges(const TileFrame& frame, const TapeData& data, std::int32_t* first, std::int32_t* last, void* scratch) const {
   const CompiledTape& tape = *prepared_->programs(data).ranges;
-  TapeCall call{};
+  TapeCall call = call_of(frame, data, nullptr, nullptr, scratch);
   call.program = &tape.program;
-  call.frame = &frame;
-  call.data = &data;
   call.lanes = frame.padded();
   call.valid_lanes = frame.lanes;
-  call.scratch = static_cast<char*>(scratch);
   (prepared_->f64 ? prepared_->kernels->run_f64 : prepared_->kernels->run_f32)(call);
 
   const TapeSlots slots = tape_slots(frame.keys, frame.padded(), tape.program.strip_element);

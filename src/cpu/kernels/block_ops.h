@@ -186,7 +186,8 @@ struct BlockOps {
   int tile_lanes;
   int block_kv;
   int key_multiple;
-  bool weights_in_tile;  ///< weights are the tile, and pointers to a tile may be advanced by a multiple of 16 lanes; otherwise buffers of 2-byte elements
+  /// Weights are the tile, and pointers to tiles may be advanced by a multiple of 16 lanes. Otherwise weights have buffers of 2-byte elements.
+  bool weights_in_tile;
 
   // Packing. Sizes in bytes.
   std::size_t (*panel_bytes)(int dim);
