@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "cpu/describe.h"
-#include "cpu/tape.h"
+#include "cpu/param_grad_plan.h"
 #include "cpu/work.h"
 
 namespace foveal::cpu {

@@ -1,3 +1,5 @@
+#include "cpu/param_grad_plan.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -5,7 +7,6 @@
 #include "base/dtype.h"
 #include "base/parallel.h"
 #include "base/strided.h"
-#include "cpu/tape.h"
 
 namespace foveal::cpu {
 namespace {
@@ -95,7 +96,7 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t share
     if (!best) break;
     *best = (*best + 1) / 2;
   }
-  // Large sums go straight to the caller's tensor where the heads (and batches) alone keep the threads busy.
+  // Large gradients accumulate in the caller's tensor where heads (and batches) alone keep the threads busy.
   if (single >= large && batch_parts_ * head_parts_ >= enough_partitions) share_parts_ = 1;
   workspace_bytes_ = bytes();
 }

@@ -110,7 +110,7 @@ class WorkPlanner {
   /// Upper bounds: the memory of plan(buffers), and the lengths of lists about its work.
   std::size_t run_bytes() const;
   std::int64_t max_tiles() const { return max_tiles_; }
-  /// As many as there are where queries have one length; a guess from the mean length of packed ones.
+  /// Exact where all sequences have the same length; estimated from the mean length of packed ones.
   std::int64_t likely_tiles() const;
   std::int64_t max_groups() const;
   std::int64_t max_blocks() const;  ///< of all groups
@@ -125,7 +125,7 @@ class WorkPlanner {
   bool reads_head_, reads_batch_, reads_params_, is_static_;
   std::optional<mask::Classifier> classifier_;  ///< none: no mask
   std::int64_t max_tiles_, max_rows_;           ///< rows: of tiles that are classified
-  std::int32_t runs_per_row_;                   ///< in a run; where a row has more, some partial ones take in what lies between
+  std::int32_t runs_per_row_;                   ///< capacity per row in a run; a row with more merges some into partial ones
 };
 
 }  // namespace foveal::cpu
