@@ -110,6 +110,11 @@ class TapeRun : TapeSums {
 #define FOVEAL_INTEGER64_STEP(op, expression) \
   case TapeOp::op:                            \
     return map<Int64, Int64, Int64, Int64, kLongs>(step, [](L a, [[maybe_unused]] L b, [[maybe_unused]] L c) -> L { return expression; })
+#define FOVEAL_INTEGER_STEPS(op, expression)                                                                             \
+  case TapeOp::op##_i:                                                                                                   \
+    return map<Int, Int, Int, Int, kWords>(step, []<class N>(N a, [[maybe_unused]] N b, N) -> N { return expression; }); \
+  case TapeOp::op##_l:                                                                                                   \
+    return map<Int64, Int64, Int64, Int64, kLongs>(step, []<class N>(N a, [[maybe_unused]] N b, N) -> N { return expression; })
 #define FOVEAL_COMPARISON64_STEP(op, expression) \
   case TapeOp::op:                               \
     return map<Int, Int64, Int64, Int64, kLongs>(step, [](L a, [[maybe_unused]] L b, L) { return __builtin_convertvector(expression, H); })
@@ -148,13 +153,13 @@ class TapeRun : TapeSums {
         FOVEAL_REAL_STEP(mul_sub, a * b - c);
         FOVEAL_REAL_STEP(sub_mul, c - a * b);
 
-        FOVEAL_INTEGER_STEP(add_i, wrapping_add(a, b));
-        FOVEAL_INTEGER_STEP(sub_i, wrapping_sub(a, b));
-        FOVEAL_INTEGER_STEP(mul_i, wrapping_mul(a, b));
-        FOVEAL_INTEGER_STEP(neg_i, wrapping_sub(W{}, a));
-        FOVEAL_INTEGER_STEP(abs_i, a < 0 ? wrapping_sub(W{}, a) : a);
-        FOVEAL_INTEGER_STEP(min_i, b < a ? b : a);
-        FOVEAL_INTEGER_STEP(max_i, b > a ? b : a);
+        FOVEAL_INTEGER_STEPS(add, wrapping_add(a, b));
+        FOVEAL_INTEGER_STEPS(sub, wrapping_sub(a, b));
+        FOVEAL_INTEGER_STEPS(mul, wrapping_mul(a, b));
+        FOVEAL_INTEGER_STEPS(neg, wrapping_sub(N{}, a));
+        FOVEAL_INTEGER_STEPS(abs, a < 0 ? wrapping_sub(N{}, a) : a);
+        FOVEAL_INTEGER_STEPS(min, b < a ? b : a);
+        FOVEAL_INTEGER_STEPS(max, b > a ? b : a);
       case TapeOp::floor_div_i:
         if (const Int divisor = common_divisor(step)) {
           const Division by(divisor);
@@ -170,24 +175,14 @@ class TapeRun : TapeSums {
         return map<Int, Int, Int, Int, kVectorBytes / 8>(
             step, [](auto a, auto b, auto) { return b == 0 ? b : wrapping_sub(a, wrapping_mul(quotient(a, b), b)); });
 
-        FOVEAL_INTEGER_STEP(bit_and_i, a & b);
-        FOVEAL_INTEGER_STEP(bit_or_i, a | b);
-        FOVEAL_INTEGER_STEP(bit_xor_i, a ^ b);
+        FOVEAL_INTEGER_STEPS(bit_and, a & b);
+        FOVEAL_INTEGER_STEPS(bit_or, a | b);
+        FOVEAL_INTEGER_STEPS(bit_xor, a ^ b);
         FOVEAL_INTEGER_STEP(shift_left_i, b > 31 ? W{} : wrapping_shift(a, b < 0 ? W{} : b & 31));
         FOVEAL_INTEGER_STEP(shift_right_i, a >> (b < 0 ? W{} : b > 31 ? splat<W>(31) : b));
 
-        FOVEAL_INTEGER64_STEP(add_l, wrapping_add(a, b));
-        FOVEAL_INTEGER64_STEP(sub_l, wrapping_sub(a, b));
-        FOVEAL_INTEGER64_STEP(mul_l, wrapping_mul(a, b));
-        FOVEAL_INTEGER64_STEP(neg_l, wrapping_sub(L{}, a));
-        FOVEAL_INTEGER64_STEP(abs_l, a < 0 ? wrapping_sub(L{}, a) : a);
-        FOVEAL_INTEGER64_STEP(min_l, b < a ? b : a);
-        FOVEAL_INTEGER64_STEP(max_l, b > a ? b : a);
         FOVEAL_INTEGER64_STEP(floor_div_l, quotient64(a, b));
         FOVEAL_INTEGER64_STEP(mod_l, b == 0 ? b : wrapping_sub(a, wrapping_mul(quotient64(a, b), b)));
-        FOVEAL_INTEGER64_STEP(bit_and_l, a & b);
-        FOVEAL_INTEGER64_STEP(bit_or_l, a | b);
-        FOVEAL_INTEGER64_STEP(bit_xor_l, a ^ b);
         FOVEAL_INTEGER64_STEP(shift_left_l, wrapping_shift(a, shift_count64(b)));
         FOVEAL_INTEGER64_STEP(shift_right_l, a >> shift_count64(b));
 
@@ -279,6 +274,7 @@ class TapeRun : TapeSums {
 #undef FOVEAL_REAL_STEP
 #undef FOVEAL_INTEGER_STEP
 #undef FOVEAL_INTEGER64_STEP
+#undef FOVEAL_INTEGER_STEPS
 #undef FOVEAL_COMPARISON64_STEP
 #undef FOVEAL_COMPARISON_STEP
   }
