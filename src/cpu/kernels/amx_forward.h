@@ -16,79 +16,14 @@
 // - While AMX is busy, floating-point vectors issue once a cycle: the exponential is a table, a shift and a quadratic, accurate to fp32
 //   because lse is, with seven floating-point operations for 16 scores, the row sum included.
 // - The maximum is lazy, and an overrun shows in the argument of the exponential: a granule that exceeds it is recomputed.
-#include "cpu/kernels/amx_pack.h"
+#include "cpu/kernels/amx_forward_layout.h"
 #include "cpu/kernels/amx_steps.h"
+#include "cpu/kernels/avx512_exp2.h"
 #include "cpu/kernels/rows.h"
 #include "cpu/simd/avx512.h"
 
 namespace foveal::cpu {
 namespace {
-
-/// 2^z by a table of 2^(j/32) and a quadratic: relative error 5.3e-8 before rounding, 1 at 0, zero below -126.
-struct TableExp {
-  alignas(64) static constexpr std::uint32_t kTable[32] = {  // bits of 2^(j/32), less j << 18
-      0x3f800000, 0x3f7ecd87, 0x3f7daac3, 0x3f7c980f, 0x3f7b95c2, 0x3f7aa43a, 0x3f79c3d3, 0x3f78f4f0, 0x3f7837f0, 0x3f778d3a, 0x3f76f532,
-      0x3f767043, 0x3f75fed7, 0x3f75a15b, 0x3f75583f, 0x3f7523f6, 0x3f7504f3, 0x3f74fbaf, 0x3f7508a4, 0x3f752c4d, 0x3f75672a, 0x3f75b9be,
-      0x3f76248c, 0x3f76a81e, 0x3f7744fd, 0x3f77fbb8, 0x3f78ccdf, 0x3f79b907, 0x3f7ac0c7, 0x3f7be4ba, 0x3f7d257d, 0x3f7e83b3};
-  __m512i low = _mm512_load_si512(kTable), high = _mm512_load_si512(kTable + 16);
-  __m512 magic = splat(393216.0f), c1 = splat(0.24022745f), c0 = splat(0.69315734f), least = splat(-126.0f);
-
-  __m512 operator()(__m512 z) const {
-    const __mmask16 normal = _mm512_cmp_ps_mask(z, least, _CMP_NLT_UQ);
-    // In units of 1/32 the low bits of z + magic are the nearest integer: the table's index, and above it the exponent.
-    const __m512i n = _mm512_castps_si512(_mm512_add_ps(z, magic));
-    const __m512 r = _mm512_reduce_ps(z, 5 << 4 | _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 root = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_permutex2var_epi32(low, n, high), _mm512_slli_epi32(n, 18)));
-    return _mm512_maskz_fmadd_ps(normal, _mm512_fmadd_ps(c1, r, c0), _mm512_mul_ps(root, r), root);
-  }
-};
-
-/// Packed layouts of a tile of 32 queries and of a block of keys: the same for both orders.
-struct AmxForwardLayout {
-  static constexpr int kRows = 32, kGranule = KeySpan::granule;
-
-  // Sizes in bytes, of one tile of queries or one block of `keys` keys.
-  static std::size_t q_bytes(int dim) { return std::size_t{kTile} * 2 * (round_up(dim, 32) / 32); }
-  static std::size_t acc_bytes(int dim_v) { return std::size_t{kTile} * 2 * (round_up(dim_v, 16) / 16); }
-  static std::size_t k_bytes(int keys, int dim) { return static_cast<std::size_t>(keys) * 2 * round_up(dim, 32); }
-  static std::size_t v_bytes(int keys, int dim_v) { return static_cast<std::size_t>(keys) * 2 * round_up(dim_v, 16); }
-  static std::size_t p_bytes(int keys) { return std::size_t{kTile} * 2 * (keys / kGranule); }
-
-  static void pack_q(const LaneRows& rows, int dim, float sign, void* packed) {
-    const __m512i flip = _mm512_set1_epi32(sign < 0 ? static_cast<int>(0x80008000u) : 0);
-    const auto row = [&](int i) { return i < rows.lanes ? rows.row[i] : nullptr; };
-    pack_row_tiles(kRows, dim, row, rows.stride, packed, [&](__m512i(&tile)[16]) {
-      for (__m512i& x : tile) x = _mm512_xor_si512(x, flip);
-    });
-  }
-  /// Of `block` keys, those from `keys` on zeros: for every 16 keys, tiles of pairs of dims by keys.
-  static void pack_k(const KeyRows& rows, int keys, int block, int dim, void* packed) {
-    pack_row_tiles(block, dim, BlockRow{rows, keys}, rows.stride, packed, [](__m512i(&tile)[16]) { transpose(tile); });
-  }
-  /// For every 16 dims, tiles of pairs of keys by dims. False where an element is infinite or NaN.
-  static bool pack_v(const KeyRows& rows, int keys, int block, int dim, void* packed) {
-    FiniteBf16 finite;
-    pack_pair_tiles(block, dim, round_up(dim, 16), BlockRow{rows, keys}, rows.stride, packed, [&](const __m512i(&tile)[16]) {
-      for (const __m512i x : tile) finite.look(x);
-    });
-    return finite.all();
-  }
-
-  /// Horizontal sums of the vectors of partial sums.
-  static void add_sums(const float* sums, float* row_sums) {
-    for (int row = 0; row < kRows; ++row) row_sums[row] = _mm512_reduce_add_ps(_mm512_load_ps(sums + 16 * row));
-  }
-  /// row[i] = acc[i] * factor[i], zeros where the factor is 0.
-  static void write(const float* acc, int dim, const float* factor, const LaneRowsOut& rows) {
-    for (int row = 0; row < rows.lanes; ++row) {
-      if (!rows.row[row]) continue;
-      const __mmask16 any = factor[row] != 0 ? 0xffff : 0;
-      const __m512 f = splat(factor[row]);
-      write_row(rows.row[row], rows, dim,
-                [&](int d) { return _mm512_maskz_mul_ps(any, f, _mm512_load_ps(acc + (d / 16 * kRows + row) * 16)); });
-    }
-  }
-};
 
 /// The product with V of a block is interleaved with the vectors of the next one: for small head dims, where there is time for it.
 struct BesideVectors {

@@ -15,19 +15,6 @@ using Pair = std::uint32_t;
 
 inline __m512 splat(float x) { return _mm512_set1_ps(x); }
 
-/// 2^x for x <= 127, relative error 7.5e-5: a third of a percent of the rounding to bf16 that follows. Exactly zero below -126; NaN stays
-/// NaN. Adding 1.5 * 2^23 rounds x to an integer n in the low bits; 2^(x-n) is a cubic, and n is added to its exponent.
-inline __m512 exp2_bf16(__m512 x) {
-  const __m512 magic = splat(12582912.0f);
-  const __mmask16 normal = _mm512_cmp_ps_mask(x, splat(-126.0f), _CMP_NLT_UQ);
-  const __m512 shifted = _mm512_add_ps(x, magic);
-  const __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, magic));
-  __m512 p = _mm512_fmadd_ps(splat(0.05517167f), f, splat(0.24261113f));
-  p = _mm512_fmadd_ps(p, f, splat(0.69326099f));
-  p = _mm512_fmadd_ps(p, f, splat(0.99992807f));
-  return _mm512_castsi512_ps(_mm512_maskz_add_epi32(normal, _mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
-}
-
 /// 32 floats rounded to bf16 in order.
 inline __m512i round_bf16(__m512 low, __m512 high) { return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)); }
 

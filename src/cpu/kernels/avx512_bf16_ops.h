@@ -7,7 +7,7 @@
 //   for mix, which reduces over keys      Pair[key / 2][lane]
 //   for spread, which reduces over lanes  bf16[key][lane]
 // An operation that writes weights leaves no second copy of them in the fp32 tile, whose contents are then unspecified.
-#include "cpu/kernels/avx512_bf16.h"
+#include "cpu/kernels/avx512_exp2.h"
 #include "cpu/kernels/ops_table.h"
 #include "cpu/kernels/softmax.h"
 #include "cpu/simd/avx512.h"
