@@ -1,5 +1,6 @@
 #pragma once
 // Scores of some lanes and a block of keys, ready for softmax(): dot products, score_mod, and masks other than ranges of keys.
+#include "cpu/lane_ranges.h"
 #include "cpu/lanes.h"
 #include "cpu/setup.h"
 

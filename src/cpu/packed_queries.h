@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cpu/backward_pass.h"
+#include "cpu/lane_ranges.h"
 
 namespace foveal::cpu {
 

@@ -13,6 +13,7 @@
 
 #include "cpu/describe.h"
 #include "cpu/setup.h"
+#include "cpu/task_mode.h"
 #include "cpu/workspace.h"
 
 namespace foveal::cpu {

@@ -2,6 +2,7 @@
 // The keys that a tile of queries visits, as spans of granules, with a range of keys for each lane of partial blocks.
 #include <algorithm>
 
+#include "cpu/lane_ranges.h"
 #include "cpu/pass.h"
 
 namespace foveal::cpu {

@@ -10,6 +10,7 @@
 #include "base/philox.h"
 #include "cpu/dispatch.h"
 #include "cpu/lanes.h"
+#include "cpu/tape.h"
 #include "plan/backend.h"
 
 namespace foveal::cpu {

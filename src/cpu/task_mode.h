@@ -1,5 +1,5 @@
 #pragma once
-// The floating-point control register of a thread.
+// The state of a thread during a task: its floating-point control register, and what a table of operations needs.
 #include <cstdint>
 
 namespace foveal::cpu {
@@ -24,5 +24,25 @@ constexpr FloatMode denormals_are_zeros = 0;
 inline FloatMode float_mode() { return 0; }
 inline void set_float_mode(FloatMode) {}
 #endif
+
+/// The thread state during a task: denormals are zeros, because an operation that makes one costs a hundred cycles and none is needed; and
+/// enter and leave of the table.
+class TaskMode {
+ public:
+  TaskMode(void (*enter)(), void (*leave)()) : saved_(float_mode()), leave_(leave) {
+    set_float_mode(saved_ | denormals_are_zeros);
+    if (enter) enter();
+  }
+  ~TaskMode() {
+    if (leave_) leave_();
+    set_float_mode(saved_);
+  }
+  TaskMode(const TaskMode&) = delete;
+  TaskMode& operator=(const TaskMode&) = delete;
+
+ private:
+  FloatMode saved_;
+  void (*leave_)();
+};
 
 }  // namespace foveal::cpu
