@@ -28,7 +28,7 @@
 namespace foveal::cpu {
 namespace {
 
-/// Parts can be switched off to time them: bench/micro/tile_backward_bench.cpp.
+/// Parts can be switched off to time them: bench/micro/amx_backward_bench.cpp.
 struct AllBackwardParts {
   static constexpr bool scores = true, products = true, vectors = true;
 };

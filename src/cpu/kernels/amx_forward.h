@@ -40,7 +40,7 @@ struct AfterVectors {
   static constexpr bool later = false;
 };
 
-/// Parts can be switched off to time them: bench/micro/row_forward_bench.cpp.
+/// Parts can be switched off to time them: bench/micro/amx_forward_bench.cpp.
 struct AllParts {
   static constexpr bool scores = true, products = true, vectors = true, lazy_max = true;
 };

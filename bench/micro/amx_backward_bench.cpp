@@ -2,7 +2,7 @@
 // of 32 queries and 32 keys. "one tile": the same tile and block again and again, 270 KB at head_dim 64. Without AMX only the vectors are
 // timed.
 //
-//   tile_backward_bench [seqlen [milliseconds for each variant]]
+//   amx_backward_bench [seqlen [milliseconds for each variant]]
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -1,7 +1,7 @@
 // The AMX forward in both orders and its parts, one core, one head, causal: what binds it, and which blocking is best on a machine. Times
 // are CPU time; the packing of keys and values is timed apart.
 //
-//   row_forward_bench [seqlen [milliseconds for each variant]]
+//   amx_forward_bench [seqlen [milliseconds for each variant]]
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
