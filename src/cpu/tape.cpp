@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -200,12 +201,12 @@ std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
   std::size_t most = 0;
   const auto add = [&](const CompiledTape& tape) {
     const TapeProgram& t = tape.program;
-    const TapeSlots slots = tape_slots(max_keys, max_ld, t.strip_element);
+    TapeSlots slots = tape_slots(max_keys, max_ld, t.strip_element);
     // Strips of a narrow piece have more rows.
-    const std::size_t broadcast = tape_slots(max_keys, TileFrame::lane_multiple, 8).key_broadcast;
-    const std::size_t strip = std::max<std::size_t>(slots.strip, static_cast<std::size_t>(tape_strip_elements) * t.strip_element);
-    most = std::max(most, slots.uniform * t.uniforms + slots.lane * t.lanes + slots.key * t.keys + broadcast * t.key_broadcasts +
-                              slots.diagonal * t.diagonals + strip * t.strips);
+    slots.bytes[slot_space(Space::key_broadcast)] = tape_slots(max_keys, TileFrame::lane_multiple, 8)[Space::key_broadcast];
+    std::size_t& strip = slots.bytes[slot_space(Space::strip)];
+    strip = std::max<std::size_t>(strip, static_cast<std::size_t>(tape_strip_elements) * static_cast<std::size_t>(t.strip_element));
+    most = std::max(most, std::inner_product(slots.bytes, slots.bytes + slot_spaces, t.slots, std::size_t{0}));
   };
   for (const Prepared::Programs* programs : {prepared_->narrow.get(), &std::as_const(prepared_->wide)}) {
     for (const Prepared::Pair* pair : {&programs->full, &programs->partial, &programs->backward}) {
@@ -255,9 +256,9 @@ void Tape::lane_ranges(const TileFrame& frame, const TapeData& data, std::int32_
   (prepared_->f64 ? prepared_->kernels->run_f64 : prepared_->kernels->run_f32)(call);
 
   const TapeSlots slots = tape_slots(frame.keys, frame.padded(), tape.program.strip_element);
-  const char* lanes = call.scratch + slots.uniform * static_cast<std::size_t>(tape.program.uniforms);
+  const char* lanes = call.scratch + slots[Space::uniform] * static_cast<std::size_t>(tape.program.slots[slot_space(Space::uniform)]);
   const auto local = [&](TapeOperand operand, std::int32_t* out) {
-    const auto* global = reinterpret_cast<const std::int32_t*>(lanes + slots.lane * static_cast<std::size_t>(operand.slot));
+    const auto* global = reinterpret_cast<const std::int32_t*>(lanes + slots[Space::lane] * static_cast<std::size_t>(operand.slot));
     for (int i = 0; i < frame.padded(); ++i) out[i] = std::clamp(global[i], frame.kv_idx, frame.kv_idx + frame.keys) - frame.kv_idx;
   };
   local(tape.first, first);

@@ -30,6 +30,7 @@ class Assembler {
   TapeOperand result_of(NodeId id, NodeId strip_position);
   TapeOperand operand(NodeId id, bool in_strip);
   TapeOperand broadcast(NodeId id);
+  TapeOperand next_slot(Space space) { return {space, tape_.program.slots[slot_space(space)]++}; }
   TapeOperand new_slot(Varies rank);
   int address(int place, bool in_strip);
 
@@ -69,30 +70,21 @@ void Assembler::sort_into_sections(const base::IdVector<int>& uses) {
 }
 
 TapeOperand Assembler::new_slot(Varies rank) {
-  TapeProgram& program = tape_.program;
-  switch (rank) {
-    case Varies::uniform:
-      return {Space::uniform, program.uniforms++};
-    case Varies::row:
-      return {Space::lane, program.lanes++};
-    case Varies::column:
-      return {Space::key, program.keys++};
-    case Varies::diagonal:
-      return {Space::diagonal, program.diagonals++};
-    case Varies::pair:
-      break;
+  static constexpr Space spaces[] = {Space::uniform, Space::lane, Space::key, Space::diagonal, Space::strip};  // by Varies
+  const Space space = spaces[static_cast<std::size_t>(rank)];
+  if (space == Space::strip && !free_strips_.empty()) {
+    const std::int32_t slot = free_strips_.back();
+    free_strips_.pop_back();
+    return {space, slot};
   }
-  if (free_strips_.empty()) return {Space::strip, program.strips++};
-  const std::int32_t slot = free_strips_.back();
-  free_strips_.pop_back();
-  return {Space::strip, slot};
+  return next_slot(space);
 }
 
 /// A key value, repeated along the lanes of the strip.
 TapeOperand Assembler::broadcast(NodeId id) {
-  const auto [at, added] = broadcasts_.try_emplace(id, TapeOperand{Space::key_broadcast, tape_.program.key_broadcasts});
+  const auto [at, added] = broadcasts_.try_emplace(id);
   if (added) {
-    ++tape_.program.key_broadcasts;
+    at->second = next_slot(Space::key_broadcast);
     TapeStep step;
     step.op = TapeOp::broadcast;
     step.rank = Varies::pair;

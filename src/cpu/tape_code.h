@@ -112,6 +112,10 @@ enum class Space : std::uint8_t {
   output,     ///< the caller's tile: scores, or ds (which is read, too)
 };
 
+/// The spaces from uniform to strip consist of slots in scratch memory.
+constexpr int slot_spaces = static_cast<int>(Space::strip) - static_cast<int>(Space::uniform) + 1;
+constexpr int slot_space(Space space) { return static_cast<int>(space) - static_cast<int>(Space::uniform); }
+
 struct TapeOperand {
   Space space = Space::none;
   std::int32_t slot = 0;
@@ -148,7 +152,7 @@ struct TapeProgram {
   const void* constants = nullptr;  ///< tape_constant_distance bytes apart
   int strip_element = 4;            ///< bytes of the widest value of a strip
   int strip_begin = 0, strip_end = 0, count = 0;
-  int uniforms = 0, lanes = 0, keys = 0, key_broadcasts = 0, diagonals = 0, strips = 0;  ///< slots in each space
+  int slots[slot_spaces] = {};  ///< of each space, see slot_space()
 };
 
 /// One run of a program over `lanes` lanes of a tile, starting at `first_lane`.
@@ -173,18 +177,15 @@ constexpr int tape_strip_rows(int lanes) { return lanes >= tape_strip_elements ?
 
 /// Bytes of one slot in each space, for the kernels and for the size of scratch. Only strips need to be small.
 struct TapeSlots {
-  std::size_t uniform, lane, key, key_broadcast, diagonal, strip;
+  std::size_t bytes[slot_spaces];
+  constexpr std::size_t operator[](Space space) const { return bytes[slot_space(space)]; }
 };
 constexpr TapeSlots tape_slots(int keys, int lanes, int strip_element) {
   const auto doubles = [](int n) { return static_cast<std::size_t>(n) * 8; };
   const int rows = tape_strip_rows(lanes), padded_keys = (keys + 15) / 16 * 16;
   // Diagonal arrays have room for vectors that overhang at the end.
-  return {doubles(16),
-          doubles(lanes),
-          doubles(padded_keys),
-          doubles(rows * 16),
-          doubles(padded_keys + lanes + 32),
-          static_cast<std::size_t>(rows) * lanes * strip_element};
+  return {{doubles(16), doubles(lanes), doubles(padded_keys), doubles(rows * 16), doubles(padded_keys + lanes + 32),
+           static_cast<std::size_t>(rows) * lanes * strip_element}};
 }
 
 /// Multiplies tiles by keep / (1 - p), keep from base::dropout_bits at global positions.

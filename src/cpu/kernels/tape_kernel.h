@@ -258,7 +258,7 @@ class TapeRun : TapeSums {
         FOVEAL_REAL_STEP(guarded_mul, a == R{0} ? a : a * b);
 
       case TapeOp::zero_r:
-        __builtin_memset(ref<Real>(step.out).p, 0, slot_bytes(step.out.space));
+        __builtin_memset(ref<Real>(step.out).p, 0, slots_[step.out.space]);
         return;
       case TapeOp::sum_keys:
         return sum_keys<Real>(step);

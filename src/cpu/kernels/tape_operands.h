@@ -27,16 +27,16 @@ class TapeOperands {
       : call_(call), frame_(*call.frame), slots_(tape_slots(frame_.keys, call.lanes, call.program->strip_element)) {
     const TapeProgram& program = *call.program;
     char* at = call.scratch;
-    const auto carve = [&](Space space, std::size_t slot, int count, int row, int lane) {
-      place(space) = {at, static_cast<std::ptrdiff_t>(slot), 0, row, lane};
-      at += slot * static_cast<std::size_t>(count);
+    const auto carve = [&](Space space, int row, int lane) {
+      place(space) = {at, static_cast<std::ptrdiff_t>(slots_[space]), 0, row, lane};
+      at += slots_[space] * static_cast<std::size_t>(program.slots[slot_space(space)]);
     };
-    carve(Space::uniform, slots_.uniform, program.uniforms, 0, 0);
-    carve(Space::lane, slots_.lane, program.lanes, 0, 1);
-    carve(Space::key, slots_.key, program.keys, 1, 1);
-    carve(Space::key_broadcast, slots_.key_broadcast, program.key_broadcasts, 16, 0);
-    carve(Space::diagonal, slots_.diagonal, program.diagonals, 0, 1);
-    carve(Space::strip, slots_.strip, program.strips, call.lanes, 1);
+    carve(Space::uniform, 0, 0);
+    carve(Space::lane, 0, 1);
+    carve(Space::key, 1, 1);
+    carve(Space::key_broadcast, 16, 0);
+    carve(Space::diagonal, 0, 1);
+    carve(Space::strip, call.lanes, 1);
     const auto bind = [&](Space space, const void* data, std::ptrdiff_t slot, std::ptrdiff_t first, std::ptrdiff_t row,
                           std::ptrdiff_t lane) {
       place(space) = {const_cast<char*>(static_cast<const char*>(data)), slot, first, row, lane};
@@ -92,10 +92,6 @@ class TapeOperands {
         pc += step_c;
       }
     }
-  }
-
-  std::size_t slot_bytes(Space space) const {
-    return space == Space::lane ? slots_.lane : space == Space::key ? slots_.key : slots_.diagonal;
   }
 
   template <class T>
