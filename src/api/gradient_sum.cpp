@@ -29,32 +29,16 @@ void add_row(void* to, std::int64_t stride, const void* from, std::int64_t count
   for (std::int64_t i = 0; i < count; ++i) sum[i * stride] += part[i];
 }
 
-/// to += from, which is contiguous, row by row of the last dimension.
+/// to += from, which is contiguous.
 void add_tensor(const TensorView& to, const TensorView& from, const Executor& executor) {
-  const std::int64_t columns = to.rank == 0 ? 1 : to.sizes[static_cast<std::size_t>(to.rank - 1)];
-  const std::int64_t stride = to.rank == 0 ? 1 : to.strides[static_cast<std::size_t>(to.rank - 1)];
-  if (columns == 0) return;
-  const std::int64_t rows = to.numel() / columns, grain = 256;
   const auto bytes = static_cast<std::int64_t>(size_of(to.dtype));
-  base::parallel_for(executor, (rows + grain - 1) / grain, [&](std::int64_t task, int) {
-    for (std::int64_t row = task * grain; row < rows && row < (task + 1) * grain; ++row) {
-      std::int64_t rest = row, offset = 0;
-      for (int d = to.rank - 2; d >= 0; --d) {
-        const auto i = static_cast<std::size_t>(d);
-        offset += rest % to.sizes[i] * to.strides[i];
-        rest /= to.sizes[i];
-      }
-      char* sum = static_cast<char*>(to.data) + offset * bytes;
-      const char* part = static_cast<const char*>(from.data) + row * columns * bytes;
-      if (to.dtype == DType::f32) {
-        add_row<float>(sum, stride, part, columns);
-      } else if (to.dtype == DType::f64) {
-        add_row<double>(sum, stride, part, columns);
-      } else {
-        for (std::int64_t i = 0; i < columns; ++i)
-          base::store(sum, to.dtype, i * stride, base::load(sum, to.dtype, i * stride) + base::load(part, to.dtype, i));
-      }
-    }
+  base::parallel_runs(to, executor, [&](std::int64_t i, std::int64_t count, std::int64_t offset, std::int64_t stride) {
+    char* sum = static_cast<char*>(to.data) + offset * bytes;
+    const char* part = static_cast<const char*>(from.data) + i * bytes;
+    if (to.dtype == DType::f32) return add_row<float>(sum, stride, part, count);
+    if (to.dtype == DType::f64) return add_row<double>(sum, stride, part, count);
+    for (std::int64_t k = 0; k < count; ++k)
+      base::store(sum, to.dtype, k * stride, base::load(sum, to.dtype, k * stride) + base::load(part, to.dtype, k));
   });
 }
 

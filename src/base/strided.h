@@ -1,10 +1,12 @@
 #pragma once
 // Strided views: iteration in row-major order, and contiguous views.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
 
 #include "base/check.h"
+#include "base/parallel.h"
 #include "foveal/tensor.h"
 
 namespace foveal::base {
@@ -31,6 +33,29 @@ void each_element(const TensorView& view, Fn&& fn) {
       index[n] = 0;
     }
   }
+}
+
+/// Calls fn(index, count, offset, stride) for runs of elements of one row (of the last dimension), on all threads: `count` elements from the
+/// row-major `index` on, the first at `offset` from data, `stride` apart.
+template <class Fn>
+void parallel_runs(const TensorView& view, const Executor& executor, Fn&& fn) {
+  constexpr std::int64_t elements_per_task = 1 << 14;
+  const auto last = static_cast<std::size_t>(view.rank - 1);
+  const std::int64_t count = view.numel(), row = view.rank > 0 ? view.sizes[last] : 1, stride = view.rank > 0 ? view.strides[last] : 1;
+  parallel_for(executor, (count + elements_per_task - 1) / elements_per_task, [&](std::int64_t task, int) {
+    const std::int64_t end = std::min(count, (task + 1) * elements_per_task);
+    for (std::int64_t i = task * elements_per_task; i < end;) {
+      std::int64_t offset = i % row * stride, rest = i / row;
+      for (int d = view.rank - 1; d-- > 0;) {
+        const auto n = static_cast<std::size_t>(d);
+        offset += rest % view.sizes[n] * view.strides[n];
+        rest /= view.sizes[n];
+      }
+      const std::int64_t run = std::min(end - i, row - i % row);
+      fn(i, run, offset, stride);
+      i += run;
+    }
+  });
 }
 
 /// Sets row-major strides.
