@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/parallel.h"
+#include "cpu/param_grad_plan.h"
 #include "cpu/tape.h"
 #include "problem/case_data.h"
 

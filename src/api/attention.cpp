@@ -15,7 +15,7 @@ namespace {
 
 using PlanCache = base::Recent<planning::PlanState>;
 
-/// Plans that were made before, by problem and options, and by signature.
+/// Plans by problem and options, and by signature.
 PlanCache& plan_cache() {
   static PlanCache cache(512);
   return cache;
@@ -26,13 +26,13 @@ const planning::PlanState& state_of(const std::shared_ptr<const planning::PlanSt
   return *state;
 }
 
-/// A thread's Buffers, lent for one run: reused so that a run allocates nothing, and given away so that a run inside a run has its own.
-class LentBuffers {
+/// A thread's Buffers, borrowed for one run: reused, so that a run does not allocate; moved out, so that a nested run has its own.
+class BorrowedBuffers {
  public:
-  LentBuffers() : buffers_(std::exchange(home(), {})) {}
-  ~LentBuffers() { home() = std::move(buffers_); }
-  LentBuffers(const LentBuffers&) = delete;
-  LentBuffers& operator=(const LentBuffers&) = delete;
+  BorrowedBuffers() : buffers_(std::exchange(home(), {})) {}
+  ~BorrowedBuffers() { home() = std::move(buffers_); }
+  BorrowedBuffers(const BorrowedBuffers&) = delete;
+  BorrowedBuffers& operator=(const BorrowedBuffers&) = delete;
   problem::Buffers& operator*() { return buffers_; }
 
  private:
@@ -47,7 +47,7 @@ template <class Inputs, class Outputs>
 void run(const std::shared_ptr<const planning::PlanState>& shared, const Inputs& inputs, const Outputs& outputs, void* workspace,
          Stream stream) {
   const planning::PlanState& state = state_of(shared);
-  LentBuffers buffers;
+  BorrowedBuffers buffers;
   problem::fill_buffers(state.problem, inputs, outputs, *buffers);
   FOVEAL_CHECK(workspace != nullptr || state.workspace_bytes == 0, "workspace: null; expected ", state.workspace_bytes, " bytes");
   FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(workspace) % 256 == 0, "workspace: address is not a multiple of 256");
@@ -55,7 +55,7 @@ void run(const std::shared_ptr<const planning::PlanState>& shared, const Inputs&
   state.executable->run(*buffers, workspace, stream);
 }
 
-/// A plan under its call's signature; failing that, under its problem's meaning; failing that, a new one.
+/// The plan cached for the signature of the call, else for its problem, else a new one.
 template <class Inputs, class Outputs>
 std::shared_ptr<const planning::PlanState> cached_plan(const Attention& attention, const Inputs& inputs, const Outputs& outputs,
                                                        const PlanOptions& options) {
@@ -63,12 +63,12 @@ std::shared_ptr<const planning::PlanState> cached_plan(const Attention& attentio
   planning::write_signature(attention, problem::call_of(inputs, outputs), options, signature);
   if (auto state = plan_cache().find(signature)) return state;
   problem::Problem problem = problem::make_problem(attention, inputs, outputs);
-  std::string meaning;
-  planning::Signature of_meaning(meaning);
-  of_meaning.add(options), of_meaning.add(problem::key_of(problem));
-  if (auto state = plan_cache().find(meaning)) return state;
+  std::string key;
+  planning::Signature by_problem(key);
+  by_problem.add(options), by_problem.add(problem::key_of(problem));
+  if (auto state = plan_cache().find(key)) return state;
   auto state = planning::choose(std::move(problem), options, api::backends());
-  plan_cache().insert(std::move(meaning), state);
+  plan_cache().insert(std::move(key), state);
   plan_cache().insert(signature, state);
   return state;
 }

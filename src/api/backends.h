@@ -1,5 +1,5 @@
 #pragma once
-// The backends of this build, in the order in which they are asked.
+// The backends of this build, in order of preference.
 #include "plan/choose.h"
 
 namespace foveal::api {

@@ -14,7 +14,7 @@ static_assert(FOVEAL_TWO_SCAN == static_cast<int>(BackwardStrategy::two_scan));
 static_assert(FOVEAL_COMMUNICATION == static_cast<int>(ErrorCode::communication));
 static_assert(FOVEAL_MAX_RANK == TensorView::max_rank);
 
-// A call has a tensor for each row of the table of roles.
+// foveal_call has a tensor for each role.
 #define FOVEAL_HAS(name, ...) static_assert(std::is_same_v<decltype(foveal_call::name), const foveal_tensor*>);
 FOVEAL_ROLES(FOVEAL_HAS)
 #undef FOVEAL_HAS
@@ -48,26 +48,26 @@ TensorView view_of(const foveal_tensor* tensor) {
   return view;
 }
 
-// Texts said before are not read again: calls that say the same share their expressions, and so what was compiled for these.
+// Declarations and expressions are cached by their text: equal texts share an expression, and what was compiled for it.
 
 static Param param_of(const char* declaration) {
-  static base::Recent<Param> said(256);
-  return *said.find_or_make(declaration, [&] { return parse_param(declaration); });
+  static base::Recent<Param> cache(256);
+  return *cache.find_or_make(declaration, [&] { return parse_param(declaration); });
 }
 
 static Expr expression_of(const char* text, const std::vector<Param>& params) {
-  struct Said {
-    std::vector<Param> params;  // kept: they are known by their addresses
+  struct Parsed {
+    std::vector<Param> params;  // kept alive: the key holds their addresses
     Expr expression;
   };
-  static base::Recent<Said> said(256);
+  static base::Recent<Parsed> cache(256);
   std::string key = text;
   key += '\0';
   for (const Param& param : params) {
     const void* address = param.info().get();
     key.append(reinterpret_cast<const char*>(&address), sizeof(address));
   }
-  return said.find_or_make(key, [&] { return Said{params, parse(text, params)}; })->expression;
+  return cache.find_or_make(key, [&] { return Parsed{params, parse(text, params)}; })->expression;
 }
 
 std::vector<Param> params_of(const foveal_call& call) {

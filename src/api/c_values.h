@@ -1,5 +1,5 @@
 #pragma once
-// What the parts of the C interface share: structs of every version translated into C++ values, exceptions into codes.
+// Shared by the parts of the C interface: structs of every version become C++ values, exceptions become codes.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -25,7 +25,7 @@ struct LastError {
     try {
       text = message;
       shown = text.c_str();
-    } catch (...) {  // there is no memory for it
+    } catch (...) {  // out of memory
       shown = "out of memory";
     }
   }
@@ -49,7 +49,7 @@ int guarded(Fn&& fn) noexcept {
   return FOVEAL_INTERNAL;
 }
 
-/// The size of each version of a struct but the last, which is its size now. A version's fields are the first ones of the next.
+/// Sizes of earlier versions of a struct. Each version only appends fields.
 template <class Struct>
 inline constexpr std::array<size_t, 0> earlier_sizes{};
 template <>
@@ -58,7 +58,7 @@ inline constexpr std::array<size_t, 2> earlier_sizes<foveal_call>{offsetof(fovea
 template <>
 inline constexpr std::array<size_t, 1> earlier_sizes<foveal_options>{offsetof(foveal_options, exclude)};
 
-/// A struct of this version from one of this or an earlier version; fields that it lacks are zero.
+/// A struct of this or an earlier version as one of this version; missing fields are zero.
 template <class Struct>
 Struct adopted(const Struct* given, const char* name) {
   FOVEAL_CHECK(given != nullptr, name, ": null");
@@ -83,17 +83,17 @@ TensorView view_of(const foveal_tensor* tensor);
 std::vector<Param> params_of(const foveal_call& call);
 Attention attention_of(const foveal_attention* given, const std::vector<Param>& params);
 bool is_first_version(const foveal_call& call);
-/// What calls of the first version draw by.
+/// The dropout state of calls of the first version.
 DropoutRng rng_of(const foveal_attention* attention, const foveal_call& call);
 PlanOptions options_of(const foveal_options* given);
 using TensorViews = std::array<TensorView, problem::role_table::all.size()>;
-/// The call's tensors by role, whose views lie in `views`. A forward pass does not look at those of a backward one.
+/// The call's tensors by role, stored in `views`. A forward pass ignores those of a backward one.
 problem::Call by_role(const foveal_call& call, Pass pass, TensorViews& views);
 bool accumulates(const foveal_attention* given);
-/// The text, cut where there is no more room; returns the length of the whole.
+/// Writes the text, truncated to `size`; returns its full length.
 size_t write_text(const std::string& whole, char* text, size_t size);
 
-/// run(inputs, outputs) of the call's pass. first_rng: what a call of the first version draws by.
+/// Calls run(inputs, outputs) of the call's pass. first_rng: the dropout state of a call of the first version.
 template <class Do>
 void dispatch(const foveal_call& call, const std::vector<Param>& params, const DropoutRng& first_rng, Do&& run) {
   const Pass pass = enumerator("call: pass", call.pass, Pass::backward);
@@ -112,7 +112,7 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, const D
   problem::with_arguments(by_role(call, pass, views), std::move(rest), std::forward<Do>(run));
 }
 
-/// run(inputs, outputs), whose gradients are added to those of the call where it accumulates, by so many threads (0: all).
+/// Calls run(inputs, outputs); with `accumulate`, adds its gradients to those of the call on so many threads (0: all).
 template <class Inputs, class Outputs, class Run>
 void run_into(bool accumulate, const Inputs& inputs, const Outputs& outputs, Run&& run, int threads = 0) {
   if constexpr (std::is_same_v<Outputs, BackwardOutputs>) {

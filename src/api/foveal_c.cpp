@@ -1,4 +1,4 @@
-// The C interface over the public C++ one: structs are translated, exceptions become codes.
+// The C interface, over the public C++ one.
 #include "foveal/foveal_c.h"
 
 #include "api/c_values.h"
@@ -21,7 +21,7 @@ struct foveal_plan {
   std::vector<Param> params;
   DropoutRng first_rng;  ///< of calls of the first version
   bool accumulates;
-  int threads;  ///< that gradients are added by; 0: all
+  int threads;  ///< for accumulation; 0: all
 };
 
 extern "C" {

@@ -22,12 +22,6 @@ void each(To& to, From& from, Fn&& fn) {
   for (std::size_t i = 0; i < to.dparams.size(); ++i) fn(to.dparams[i].tensor, from.dparams[i].tensor);
 }
 
-std::int64_t elements(const TensorView& view) {
-  std::int64_t count = 1;
-  for (int d = 0; d < view.rank; ++d) count *= view.sizes[static_cast<std::size_t>(d)];
-  return count;
-}
-
 template <class T>
 void add_row(void* to, std::int64_t stride, const void* from, std::int64_t count) {
   T* sum = static_cast<T*>(to);
@@ -35,32 +29,16 @@ void add_row(void* to, std::int64_t stride, const void* from, std::int64_t count
   for (std::int64_t i = 0; i < count; ++i) sum[i * stride] += part[i];
 }
 
-/// to += from, which is contiguous, row by row of the last dimension.
+/// to += from, which is contiguous.
 void add_tensor(const TensorView& to, const TensorView& from, const Executor& executor) {
-  const std::int64_t columns = to.rank == 0 ? 1 : to.sizes[static_cast<std::size_t>(to.rank - 1)];
-  const std::int64_t stride = to.rank == 0 ? 1 : to.strides[static_cast<std::size_t>(to.rank - 1)];
-  if (columns == 0) return;
-  const std::int64_t rows = elements(to) / columns, grain = 256;
   const auto bytes = static_cast<std::int64_t>(size_of(to.dtype));
-  base::parallel_for(executor, (rows + grain - 1) / grain, [&](std::int64_t task, int) {
-    for (std::int64_t row = task * grain; row < rows && row < (task + 1) * grain; ++row) {
-      std::int64_t rest = row, offset = 0;
-      for (int d = to.rank - 2; d >= 0; --d) {
-        const auto i = static_cast<std::size_t>(d);
-        offset += rest % to.sizes[i] * to.strides[i];
-        rest /= to.sizes[i];
-      }
-      char* sum = static_cast<char*>(to.data) + offset * bytes;
-      const char* part = static_cast<const char*>(from.data) + row * columns * bytes;
-      if (to.dtype == DType::f32) {
-        add_row<float>(sum, stride, part, columns);
-      } else if (to.dtype == DType::f64) {
-        add_row<double>(sum, stride, part, columns);
-      } else {
-        for (std::int64_t i = 0; i < columns; ++i)
-          base::store(sum, to.dtype, i * stride, base::load(sum, to.dtype, i * stride) + base::load(part, to.dtype, i));
-      }
-    }
+  base::parallel_runs(to, executor, [&](std::int64_t i, std::int64_t count, std::int64_t offset, std::int64_t stride) {
+    char* sum = static_cast<char*>(to.data) + offset * bytes;
+    const char* part = static_cast<const char*>(from.data) + i * bytes;
+    if (to.dtype == DType::f32) return add_row<float>(sum, stride, part, count);
+    if (to.dtype == DType::f64) return add_row<double>(sum, stride, part, count);
+    for (std::int64_t k = 0; k < count; ++k)
+      base::store(sum, to.dtype, k * stride, base::load(sum, to.dtype, k * stride) + base::load(part, to.dtype, k));
   });
 }
 
@@ -76,7 +54,7 @@ GradientSum::GradientSum(const BackwardOutputs& outputs) : outputs_(outputs), pa
     problem::check_reach("accumulate: a gradient", output);
     const problem::TensorSpec spec{
         .present = true, .dtype = output.dtype, .rank = output.rank, .sizes = output.sizes, .strides = output.strides};
-    FOVEAL_CHECK(elements(output) == 0 || !problem::overlaps_itself(spec),
+    FOVEAL_CHECK(output.numel() == 0 || !problem::overlaps_itself(spec),
                  "accumulate: strides of a gradient put two elements in one place; an output's elements must be apart");
     part = base::contiguous_like(output, part.rank > 0 ? nullptr : part.data, output.dtype);  // a scalar without data would count as absent
   });
@@ -85,8 +63,8 @@ GradientSum::GradientSum(const BackwardOutputs& outputs) : outputs_(outputs), pa
 void GradientSum::allocate(const BackwardInputs& inputs) {
   problem::check_places(inputs, outputs_);
   each(parts_, outputs_, [this](TensorView& part, const TensorView& output) {
-    FOVEAL_CHECK(output.data != nullptr || elements(output) == 0, "accumulate: a gradient has no data");
-    const std::size_t bytes = static_cast<std::size_t>(elements(part)) * size_of(part.dtype);
+    FOVEAL_CHECK(output.data != nullptr || output.numel() == 0, "accumulate: a gradient has no data");
+    const std::size_t bytes = static_cast<std::size_t>(part.numel()) * size_of(part.dtype);
     memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes + 64));
     part.data = memory_.back().get();
   });

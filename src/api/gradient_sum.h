@@ -1,6 +1,6 @@
 #pragma once
-// Gradients that are added to what the caller has: a backward pass writes to memory of our own, which is then added. For C programs whose
-// layers share gradients; the kernels themselves only overwrite.
+// Accumulated gradients: a backward pass writes to temporary memory, which is then added to the caller's tensors. For C programs whose layers
+// share gradients; kernels only overwrite.
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -11,11 +11,11 @@ namespace foveal::api {
 
 class GradientSum {
  public:
-  /// Contiguous tensors like `outputs`, without memory yet: what to plan with. Throws unsupported where the gradients are not on the CPU.
+  /// Contiguous tensors like `outputs`, without memory yet, for planning. Throws unsupported where the gradients are not on the CPU.
   explicit GradientSum(const BackwardOutputs& outputs);
   const BackwardOutputs& parts() const { return parts_; }
 
-  /// Memory for the parts. Throws invalid_argument where the outputs are not what a call without parts is given: apart from all other tensors, and aligned.
+  /// Memory for the parts. Throws invalid_argument where the outputs overlap other tensors or are not aligned.
   void allocate(const BackwardInputs& inputs);
   void add(int threads) const;  ///< outputs += parts
 

@@ -1,8 +1,9 @@
 // Planning from sizes alone: contiguous tensors without data, every parameter that the attention names, all gradients.
+#include <algorithm>
 #include <unordered_set>
 #include <vector>
 
-#include "base/check.h"
+#include "base/strided.h"
 #include "foveal/attention.h"
 #include "score/node.h"
 
@@ -13,16 +14,12 @@ TensorView contiguous(const std::vector<std::int64_t>& sizes, DType dtype, Devic
   FOVEAL_CHECK(sizes.size() <= TensorView::max_rank, "parameter: rank ", sizes.size(), "; expected at most ", TensorView::max_rank);
   TensorView view;
   view.dtype = dtype, view.device = device, view.rank = static_cast<int>(sizes.size());
-  std::int64_t stride = 1;
-  for (std::size_t d = sizes.size(); d-- > 0;) {
-    view.sizes[d] = sizes[d], view.strides[d] = stride;
-    FOVEAL_CHECK(!__builtin_mul_overflow(stride, sizes[d], &stride), "sizes: ", sizes[d], " in dimension ", d,
-                 "; the elements of a tensor cannot be counted in 64 bits");
-  }
+  std::copy(sizes.begin(), sizes.end(), view.sizes.begin());
+  base::make_contiguous(view);
   return view;
 }
 
-/// Adds the parameters that an expression reads and that are not there yet, in the order of their first read.
+/// Adds the parameters of an expression that are not in the list yet, in the order of first reads.
 void collect(const Expr& expr, std::vector<Param>& params) {
   if (!expr.present()) return;
   std::vector<const scoring::Node*> open{expr.node().get()};
@@ -33,9 +30,8 @@ void collect(const Expr& expr, std::vector<Param>& params) {
     if (!seen.insert(node).second) continue;
     for (auto arg = node->args.rbegin(); arg != node->args.rend(); ++arg) open.push_back(arg->get());
     if (node->param == nullptr) continue;
-    bool known = false;
-    for (const Param& param : params) known = known || param.name() == node->param->name;
-    if (!known) params.emplace_back(node->param->name, node->param->shape, node->param->type);
+    const auto is_it = [&](const Param& param) { return param.name() == node->param->name; };
+    if (std::none_of(params.begin(), params.end(), is_it)) params.emplace_back(node->param->name, node->param->shape, node->param->type);
   }
 }
 

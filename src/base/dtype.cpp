@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <type_traits>
 
 #include "base/check.h"
 #include "base/float16.h"
@@ -36,16 +37,58 @@ const Facts& facts_of(DType dtype) {
   return facts[index];
 }
 
+// Stored forms that are no arithmetic type.
+struct Bf16 {
+  std::uint16_t bits = 0;
+  Bf16() = default;
+  explicit Bf16(double value) : bits(base::float_to_bf16(base::round_to_odd(value))) {}
+  explicit operator double() const { return base::bf16_to_float(bits); }
+};
+struct F16 {
+  std::uint16_t bits = 0;
+  F16() = default;
+  explicit F16(double value) : bits(base::float_to_f16(base::round_to_odd(value))) {}
+  explicit operator double() const { return base::f16_to_float(bits); }
+};
+struct Boolean {
+  std::uint8_t byte = 0;
+  Boolean() = default;
+  explicit Boolean(double value) : byte(value != 0) {}
+  explicit operator double() const { return byte != 0; }
+};
+
+/// The address of an element, which need not be aligned.
 template <class T>
-T element(const void* data, std::int64_t offset) {
-  T value;
-  std::memcpy(&value, static_cast<const char*>(data) + offset * static_cast<std::int64_t>(sizeof(T)), sizeof(T));
-  return value;
+const char* at(const void* data, std::int64_t offset) {
+  return static_cast<const char*>(data) + offset * static_cast<std::int64_t>(sizeof(T));
 }
 
-template <class T>
-void set_element(void* data, std::int64_t offset, T value) {
-  std::memcpy(static_cast<char*>(data) + offset * static_cast<std::int64_t>(sizeof(T)), &value, sizeof(T));
+/// Calls fn(T{}), T being the stored form.
+template <class Fn>
+auto with_type(DType dtype, Fn&& fn) {
+  switch (dtype) {
+    case DType::f64:
+      return fn(double{});
+    case DType::f32:
+      return fn(float{});
+    case DType::bf16:
+      return fn(Bf16{});
+    case DType::f16:
+      return fn(F16{});
+    case DType::i64:
+      return fn(std::int64_t{});
+    case DType::i32:
+      return fn(std::int32_t{});
+    case DType::i16:
+      return fn(std::int16_t{});
+    case DType::i8:
+      return fn(std::int8_t{});
+    case DType::u8:
+      return fn(std::uint8_t{});
+    case DType::boolean:
+      break;
+  }
+  return fn(Boolean{});
 }
 
 }  // namespace
@@ -67,75 +110,32 @@ bool is_integral(DType dtype) { return !is_floating(dtype) && dtype != DType::bo
 double epsilon(DType dtype) { return facts_of(dtype).epsilon; }
 
 double load(const void* data, DType dtype, std::int64_t offset) {
-  switch (dtype) {
-    case DType::f64:
-      return element<double>(data, offset);
-    case DType::f32:
-      return element<float>(data, offset);
-    case DType::bf16:
-      return bf16_to_float(element<std::uint16_t>(data, offset));
-    case DType::f16:
-      return f16_to_float(element<std::uint16_t>(data, offset));
-    default:
-      return static_cast<double>(load_integer(data, dtype, offset));
-  }
+  return with_type(dtype, [&]<class T>(T value) {
+    std::memcpy(&value, at<T>(data, offset), sizeof value);
+    return static_cast<double>(value);
+  });
 }
 
 std::int64_t load_integer(const void* data, DType dtype, std::int64_t offset) {
-  switch (dtype) {
-    case DType::i64:
-      return element<std::int64_t>(data, offset);
-    case DType::i32:
-      return element<std::int32_t>(data, offset);
-    case DType::i16:
-      return element<std::int16_t>(data, offset);
-    case DType::i8:
-      return element<std::int8_t>(data, offset);
-    case DType::u8:
-      return element<std::uint8_t>(data, offset);
-    case DType::boolean:
-      return element<std::uint8_t>(data, offset) != 0;
-    default:
-      return static_cast<std::int64_t>(load(data, dtype, offset));
-  }
+  return with_type(dtype, [&]<class T>(T value) {
+    std::memcpy(&value, at<T>(data, offset), sizeof value);
+    if constexpr (std::is_arithmetic_v<T>)
+      return static_cast<std::int64_t>(value);
+    else
+      return static_cast<std::int64_t>(static_cast<double>(value));
+  });
 }
 
 void store(void* data, DType dtype, std::int64_t offset, double value) {
-  switch (dtype) {
-    case DType::f64:
-      return set_element(data, offset, value);
-    case DType::f32:
-      return set_element(data, offset, static_cast<float>(value));
-    case DType::bf16:
-      return set_element(data, offset, float_to_bf16(round_to_odd(value)));
-    case DType::f16:
-      return set_element(data, offset, float_to_f16(round_to_odd(value)));
-    case DType::i64:
-      return set_element(data, offset, static_cast<std::int64_t>(value));
-    case DType::i32:
-      return set_element(data, offset, static_cast<std::int32_t>(value));
-    case DType::i16:
-      return set_element(data, offset, static_cast<std::int16_t>(value));
-    case DType::i8:
-      return set_element(data, offset, static_cast<std::int8_t>(value));
-    case DType::u8:
-      return set_element(data, offset, static_cast<std::uint8_t>(value));
-    case DType::boolean:
-      return set_element(data, offset, static_cast<std::uint8_t>(value != 0));
-  }
+  with_type(dtype, [&]<class T>(T) {
+    const T stored = static_cast<T>(value);
+    std::memcpy(const_cast<char*>(at<T>(data, offset)), &stored, sizeof stored);
+  });
 }
 
 double round_to(DType dtype, double value) {
-  switch (dtype) {
-    case DType::f32:
-      return static_cast<float>(value);
-    case DType::bf16:
-      return bf16_to_float(float_to_bf16(round_to_odd(value)));
-    case DType::f16:
-      return f16_to_float(float_to_f16(round_to_odd(value)));
-    default:
-      return value;
-  }
+  if (!is_floating(dtype)) return value;
+  return with_type(dtype, [&]<class T>(T) { return static_cast<double>(static_cast<T>(value)); });
 }
 
 }  // namespace base

@@ -1,5 +1,5 @@
 #pragma once
-// Facts about element types and access to single elements of any type: for the reference, checks and files, not for kernels.
+// Element types, and access to single elements of any type: for the reference, checks and files, not for kernels.
 #include <cstdint>
 #include <optional>
 #include <string_view>

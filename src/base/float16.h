@@ -29,7 +29,7 @@ inline std::uint16_t float_to_f16(float value) {
   const std::uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return static_cast<std::uint16_t>(sign | 0x7E00u);
   if (magnitude >= 0x477FF000u) return static_cast<std::uint16_t>(sign | 0x7C00u);  // 65520 and above round to infinity
-  if (magnitude < 0x38800000u) {  // below 2^-14: subnormal; adding 0.5 lets the float unit round at 2^-24
+  if (magnitude < 0x38800000u) {                                                    // below 2^-14: subnormal; adding 0.5 rounds at 2^-24
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3F000000u));
   }
@@ -37,7 +37,7 @@ inline std::uint16_t float_to_f16(float value) {
   return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
-/// Rounds a double once to a float of the same direction that a second rounding to 16 bits cannot spoil (round to odd).
+/// Round to odd, so that a second rounding, to 16 bits, gives the correctly rounded result.
 inline float round_to_odd(double value) {
   const float nearest = static_cast<float>(value);
   const double back = static_cast<double>(nearest);

@@ -1,5 +1,5 @@
 #pragma once
-// A vector indexed by the signed ids of program values (ValueId, NodeId; -1 is no id), so that call sites need no casts.
+// A vector indexed by the signed ids of program values (ValueId, NodeId), -1 being no id, without casts at call sites.
 #include <cstddef>
 #include <cstdint>
 #include <utility>

@@ -24,7 +24,7 @@ void run_inline(std::int64_t tasks, const Task& fn) {
   for (std::int64_t task = 0; task < tasks; ++task) fn(task, 0);
 }
 
-/// Threads made for one call. They end with it, so that a process may fork between calls.
+/// Threads that live for one call only, so that a process may fork between calls.
 void run_on_own_threads(int threads, std::int64_t tasks, const Task& fn) {
   thread_local bool inside = false;
   if (inside) return run_inline(tasks, fn);
@@ -37,7 +37,7 @@ void run_on_own_threads(int threads, std::int64_t tasks, const Task& fn) {
   std::vector<std::thread> others;
   try {
     for (int slot = 1; slot < threads; ++slot) others.emplace_back(work, slot);
-  } catch (const std::exception&) {  // no more threads or memory: fewer do the same
+  } catch (const std::exception&) {  // out of threads or memory: fewer threads do the work
   }
   work(0);
   for (std::thread& thread : others) thread.join();
@@ -45,7 +45,7 @@ void run_on_own_threads(int threads, std::int64_t tasks, const Task& fn) {
 
 #if defined(_OPENMP)
 
-/// OpenMP keeps its threads, and a child process has none of them: there a parallel region would deadlock.
+/// OpenMP keeps its threads, which a forked child does not have: a parallel region would deadlock there.
 std::atomic<bool> in_child{false};
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { in_child = true; });
 
@@ -91,7 +91,7 @@ void run_tasks(const Executor& executor, std::int64_t tasks, const Task& fn) {
       }
     }
   };
-  executor.run(tasks, std::cref(guarded));  // by reference: nothing is allocated
+  executor.run(tasks, std::cref(guarded));  // by reference: no allocation
   if (error) std::rethrow_exception(error);
 }
 

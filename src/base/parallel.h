@@ -1,5 +1,5 @@
 #pragma once
-// One way to run tasks on threads. Tasks are handed out by a shared counter in order; results must not depend on who runs what.
+// Runs tasks on threads, which take them in order from a shared counter. Results must not depend on which thread runs a task.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,7 +14,7 @@ constexpr int max_threads = 4096;
 int available_threads();
 
 /// The executor for `threads` threads (0 = num_threads()): OpenMP when built with it, std::thread otherwise and in a process that was forked;
-/// inside a parallel region of the caller it runs serially. concurrency 1 runs inline.
+/// nested in a parallel region of the caller it runs serially. concurrency 1 runs inline.
 Executor default_executor(int threads);
 
 /// Runs the tasks on the executor; the exception of the lowest failing task is rethrown after all have ended.

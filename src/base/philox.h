@@ -1,6 +1,6 @@
 #pragma once
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) and how dropout uses it. The device code
-// holds the same few lines; tests compare the bits.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) and its use in dropout. Device code has
+// the same few lines; tests compare the bits.
 #include <array>
 #include <cstdint>
 
@@ -18,7 +18,7 @@ constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> count
   return counter;
 }
 
-/// The 32 random bits of one pair. kv, q: global positions; row: batch * heads_q + head. One call serves the four kv of a group of 4:
+/// The 32 random bits of one pair. kv, q: global positions; row: batch * heads_q + head. One Philox call covers four consecutive kv:
 /// counter = {kv / 4, q, row, low word of offset}, key = seed with the high word of offset xored into its high word; word kv % 4.
 constexpr std::uint32_t dropout_bits(std::uint64_t seed, std::uint64_t offset, std::uint32_t row, std::uint32_t q, std::uint32_t kv) {
   const auto words = philox({kv / 4, q, row, static_cast<std::uint32_t>(offset)}, static_cast<std::uint32_t>(seed),

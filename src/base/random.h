@@ -1,5 +1,5 @@
 #pragma once
-// Random numbers that are the same on every machine: for test data and problems, never for dropout.
+// Random numbers, the same on every machine: for test data and problems, not for dropout.
 #include <cmath>
 #include <cstdint>
 

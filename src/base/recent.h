@@ -1,5 +1,5 @@
 #pragma once
-// What was made before, by key: bounded, the least recently used goes first, safe from any thread.
+// A bounded LRU cache by key, thread-safe.
 #include <cstddef>
 #include <list>
 #include <memory>
@@ -25,19 +25,19 @@ class Recent {
     return found->second->second;
   }
 
-  /// Where there is one already, it stays: another thread made the same meanwhile.
+  /// Keeps an existing entry: another thread may have made the same in the meantime.
   void insert(std::string key, std::shared_ptr<const Value> value) {
-    std::list<Entry> fresh, forgotten;  // memory is taken before the lock, and what is forgotten ends after it
+    std::list<Entry> fresh, evicted;  // allocated before the lock, and destroyed after it
     fresh.emplace_front(std::move(key), std::move(value));
     const std::lock_guard lock(mutex_);
     if (!index_.try_emplace(fresh.front().first, fresh.begin()).second) return;
     entries_.splice(entries_.begin(), fresh);
     if (entries_.size() <= capacity_) return;
     index_.erase(entries_.back().first);
-    forgotten.splice(forgotten.begin(), entries_, std::prev(entries_.end()));
+    evicted.splice(evicted.begin(), entries_, std::prev(entries_.end()));
   }
 
-  /// What was made before for the key, or make()'s, outside of the lock; nothing is kept of a make() that throws.
+  /// The cached value, or that of make(), which runs outside the lock; nothing is cached if it throws.
   template <class Make>
   std::shared_ptr<const Value> find_or_make(std::string_view key, Make&& make) {
     if (auto found = find(key)) return found;

@@ -1,6 +1,6 @@
 #include "foveal/tensor.h"
 
-#include "base/check.h"
+#include "base/strided.h"
 
 namespace foveal {
 
@@ -11,13 +11,7 @@ TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int
     FOVEAL_CHECK(size >= 0, "sizes: ", size, " in dimension ", rank, "; expected 0 or more");
     sizes[static_cast<std::size_t>(rank++)] = size;
   }
-  std::int64_t stride = 1;
-  for (int d = rank - 1; d >= 0; --d) {
-    strides[static_cast<std::size_t>(d)] = stride;
-    FOVEAL_CHECK(!__builtin_mul_overflow(stride, sizes[static_cast<std::size_t>(d)], &stride),
-                 "sizes: ", sizes[static_cast<std::size_t>(d)], " in dimension ", d,
-                 "; the elements of a tensor cannot be counted in 64 bits");
-  }
+  base::make_contiguous(*this);
 }
 
 TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int64_t> sizes_, std::initializer_list<std::int64_t> strides_,
@@ -28,11 +22,7 @@ TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int
   for (const std::int64_t stride : strides_) strides[d++] = stride;
 }
 
-std::int64_t TensorView::numel() const {
-  std::int64_t count = 1;
-  for (int d = 0; d < rank; ++d) count *= sizes[static_cast<std::size_t>(d)];
-  return count;
-}
+std::int64_t TensorView::numel() const { return base::numel({sizes.data(), static_cast<std::size_t>(rank)}); }
 
 std::string TensorView::describe() const { return to_string(dtype) + base::shape_text(sizes.data(), rank); }
 

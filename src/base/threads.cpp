@@ -1,4 +1,4 @@
-// How many threads may this process use: the affinity mask, and the CPU quota of its control group and of every group above it.
+// How many threads this process may use: by the affinity mask, and by the CPU quotas of its control group and all groups above.
 #include <sched.h>
 
 #include <algorithm>
@@ -57,7 +57,7 @@ double cgroup_quota() {
 
 std::atomic<int> chosen_threads{0};
 
-/// Of FOVEAL_NUM_THREADS, or the first number of OMP_NUM_THREADS (one for each level of nesting); 0 without. Wrong ones do not count.
+/// FOVEAL_NUM_THREADS, or the first number of OMP_NUM_THREADS (one for each level of nesting); 0 if neither is set. Malformed ones are ignored.
 int environment_threads() {
   for (const char* name : {"FOVEAL_NUM_THREADS", "OMP_NUM_THREADS"}) {
     const char* text = std::getenv(name);
@@ -84,8 +84,8 @@ namespace {
 
 int default_threads() {
   static const int count = [] {
-    const int asked = environment_threads();
-    return asked > 0 ? asked : available_threads();
+    const int requested = environment_threads();
+    return requested > 0 ? requested : available_threads();
   }();
   return count;
 }

@@ -38,13 +38,13 @@ DType dtype_of(const CaseData& data, const std::string& name) {
   return data.line().dtype;
 }
 
-/// Rows are what one query or key token of one head gives; statistics and parameters are judged whole.
+/// A row is one token of one head; statistics and parameters are judged as a whole.
 std::size_t row_size(const CaseData& data, const std::string& name) {
   const TensorView view = data.view(name);
   return !view.present() || name == "lse" ? 0 : static_cast<std::size_t>(view.sizes[static_cast<std::size_t>(view.rank - 1)]);
 }
 
-/// The elements of out, lse or dq that belong to sampled queries; all of every other result.
+/// The elements of out, lse or dq of sampled queries; all elements of other results.
 std::vector<double> sampled(const CaseData& data, const std::vector<bool>& queries, const std::string& name,
                             const std::vector<double>& values) {
   if (queries.empty() || (name != "out" && name != "lse" && name != "dq")) return values;

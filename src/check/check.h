@@ -19,18 +19,18 @@ struct Report {
   std::vector<TensorReport> tensors;
 };
 
-/// Never throws for what the line does; a line that cannot be made real throws invalid_argument.
+/// Reports all failures of the run; throws invalid_argument only for a line that cannot be instantiated.
 Report check_line(const problem::Line& line);
 
-/// Checks on the line's backend and target, against exact results that were computed before.
+/// Checks a line on any backend, against exact results that are computed once.
 class Checker {
  public:
-  /// Computes the exact and the naive results once, for any number of backends.
+  /// Computes the exact and the naive results.
   explicit Checker(const problem::Line& line) : Checker(problem::CaseData(line)) {}
   explicit Checker(problem::CaseData data);
   ~Checker();
   Report operator()(const PlanOptions& options) const;
-  /// On whatever `run` does with the case; it gives the kernel's name.
+  /// Judges the results of `run`, which returns the kernel's name.
   Report judge(const std::function<std::string(problem::CaseData&)>& run, const PlanOptions& options = {}) const;
 
  private:

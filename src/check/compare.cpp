@@ -45,7 +45,7 @@ TensorReport compare(const std::string& name, DType dtype, const std::vector<dou
     report.failure = "sizes differ";
     return report;
   }
-  // In fp64 the exact result is itself rounded, and so is as far from the truth as the naive one.
+  // The exact result is itself computed in fp64, and so has an error like the naive one's.
   const double factor = dtype == DType::f64 ? 4 : 2, ulp = base::epsilon(dtype) * (dtype == DType::f64 ? 4 : 1);
   Norms all;
   std::vector<Norms> rows(row_size == 0 ? 0 : exact.size() / row_size);
@@ -67,8 +67,8 @@ TensorReport compare(const std::string& name, DType dtype, const std::vector<dou
   if (report.failure.empty() && report.max_error > report.max_bound) report.failure = "largest error above its bound";
   if (report.failure.empty() && report.rms_error > report.rms_bound) report.failure = "rms error above its bound";
 
-  // A single row's naive error may be small by luck (a row that cancels, a row of one key): four times the tensor's rule, and never less
-  // than what the whole tensor's naive error allows.
+  // A single row's naive error may be small by luck (cancellation, a single key): four times the tensor's rule, and at least what the naive
+  // error of the whole tensor allows.
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const double bound = 4 * (factor * rows[r].rms_naive() + factor * all.rms_naive() + ulp * rows[r].max_exact);
     if (rows[r].rms_found() == 0) continue;

@@ -17,8 +17,8 @@ struct TensorReport {
   std::string failure;  ///< what is wrong, and where; empty when nothing is
 };
 
-/// All in row-major order; rows of `row_size` elements are judged one by one too, so that one bad row cannot hide behind large ones.
-/// expected_error: null, or the least naive error to count for each element.
+/// All in row-major order. Rows of `row_size` elements are also judged one by one, so that a bad row cannot hide behind large ones.
+/// expected_error: null, or a lower bound of the naive error of each element.
 TensorReport compare(const std::string& name, DType dtype, const std::vector<double>& found, const std::vector<double>& exact,
                      const std::vector<double>& naive, const std::vector<double>* expected_error, std::size_t row_size);
 

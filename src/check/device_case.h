@@ -1,5 +1,5 @@
 #pragma once
-// A case on the device of its line: the same tensors, byte for byte. On the CPU it is the case itself.
+// A case copied to the device of its line, byte for byte. On the CPU, the case itself.
 #include <vector>
 
 #include "plan/device_memory.h"
@@ -7,7 +7,7 @@
 
 namespace foveal::check {
 
-/// Bytes of a device, and its queue; of the host's memory for the CPU.
+/// Memory of a device (host memory for the CPU).
 class DeviceBytes {
  public:
   explicit DeviceBytes(Device device, std::size_t bytes = 0);

@@ -9,7 +9,10 @@
 #include "base/dtype.h"
 #include "base/far_row.h"
 #include "base/philox.h"
+#include "base/strided.h"
+#include "check/expected_error.h"
 #include "problem/problem.h"
+#include "reference/pair_score.h"
 #include "score/evaluate.h"
 
 namespace foveal::check {
@@ -18,33 +21,7 @@ namespace {
 using problem::CaseData;
 using problem::Line;
 
-/// The line's parameters; indices outside are clamped.
-class Params : public scoring::ParamReader {
- public:
-  explicit Params(const CaseData& data) {
-    for (std::size_t i = 0; i < data.line().params.size(); ++i) tensors_.push_back(data.param(i));
-  }
-  double read(std::int32_t param, const std::int64_t* index) const override {
-    const TensorView& tensor = tensors_[static_cast<std::size_t>(param)];
-    return base::load(tensor.data, tensor.dtype, offset(tensor, index));
-  }
-  std::int64_t read_integer(std::int32_t param, const std::int64_t* index) const override {
-    const TensorView& tensor = tensors_[static_cast<std::size_t>(param)];
-    return base::load_integer(tensor.data, tensor.dtype, offset(tensor, index));
-  }
-
- private:
-  static std::int64_t offset(const TensorView& tensor, const std::int64_t* index) {
-    std::int64_t offset = 0;
-    for (std::size_t d = 0; d < static_cast<std::size_t>(tensor.rank); ++d)
-      offset += std::clamp<std::int64_t>(index[d], 0, tensor.sizes[d] - 1) * tensor.strides[d];
-    return offset;
-  }
-
-  std::vector<TensorView> tensors_;
-};
-
-/// sum over d of a[d] * columns[d][:]: one row of a matrix product, the long side innermost so that it runs in vectors.
+/// out[:] = sum over d of a[d] * matrix[d][:], with the long side innermost so that it vectorises.
 template <class Real>
 void row_times_matrix(const Real* a, std::int64_t depth, const Real* matrix, std::int64_t width, Real* out) {
   std::fill_n(out, width, Real(0));
@@ -52,62 +29,7 @@ void row_times_matrix(const Real* a, std::int64_t depth, const Real* matrix, std
     for (std::int64_t i = 0; i < width; ++i) out[i] += a[d] * matrix[d * width + i];
 }
 
-/// The gradient of one parameter: summed row by row, then over rows, so that long sums do not lose what short ones keep. Beside it the
-/// expected error: roundings within a row share causes (delta, lse) and add up; those of different rows are independent.
-template <class Real>
-class ParamGradient {
- public:
-  explicit ParamGradient(std::int64_t size)
-      : size_(static_cast<std::size_t>(size)), total_(size_), row_(size_), row_error_(size_), variance_(size_) {}
-  void add(std::int64_t element, Real value, double error) {
-    if (size_ == 0) return;
-    const auto i = static_cast<std::size_t>(element);
-    if (row_error_[i] == 0) touched_.push_back(i);
-    row_[i] += value;
-    row_error_[i] += error;
-  }
-  void end_row() {
-    for (const std::size_t i : touched_) {
-      total_[i] += std::exchange(row_[i], Real(0));
-      const double error = std::exchange(row_error_[i], 0);
-      variance_[i] += error * error;
-    }
-    touched_.clear();
-  }
-  const std::vector<Real>& total() const { return total_; }
-  std::vector<double> expected_error() const {
-    std::vector<double> error(size_);
-    for (std::size_t i = 0; i < size_; ++i) error[i] = std::sqrt(variance_[i]);
-    return error;
-  }
-
- private:
-  std::size_t size_;
-  std::vector<Real> total_, row_;
-  std::vector<double> row_error_, variance_;
-  std::vector<std::size_t> touched_;
-};
-
-/// A result and the square of its expected error, as if the roundings of its terms were independent.
-template <class Real>
-struct Sum {
-  std::vector<Real> value, variance;
-
-  void resize(std::int64_t size) { value.resize(static_cast<std::size_t>(size)), variance.resize(static_cast<std::size_t>(size)); }
-  /// [at, at + size) += factor * from, where the factor has this error.
-  void add(std::size_t at, Real factor, Real error, const Real* from, std::int64_t size) {
-    Real *to = value.data() + at, *squares = variance.data() + at;
-    for (std::int64_t i = 0; i < size; ++i) to[i] += factor * from[i];
-    for (std::int64_t i = 0; i < size; ++i) squares[i] += (error * from[i]) * (error * from[i]);
-  }
-  std::vector<double> expected_error() const {
-    std::vector<double> error(variance.size());
-    for (std::size_t i = 0; i < error.size(); ++i) error[i] = std::sqrt(static_cast<double>(variance[i]));
-    return error;
-  }
-};
-
-/// Real: the type that is accumulated in.
+/// Real: the accumulation type.
 template <class Real>
 class Naive {
  public:
@@ -117,19 +39,14 @@ class Naive {
         p_(l_.pass == Pass::forward ? problem::make_problem(l_.attention, data.forward_inputs(), data.forward_outputs())
                                     : problem::make_problem(l_.attention, data.backward_inputs(), data.backward_outputs())),
         sampled_(problem::sampled_queries(l_)),
-        reader_(data) {
+        params_(params_of(data)),
+        reader_(p_, params_) {
     for (const auto& [role, values] : {std::pair{"q", &q_}, {"k", &k_}, {"v", &v_}, {"dout", &dout_}, {"dlse", &dlse_}})
       if (data.view(role).present()) *values = to_real(problem::values_of(data.view(role)));
     for (const auto& [role, sum] : results()) {
-      std::int64_t count = 1;
-      for (const std::int64_t size : problem::role_sizes(l_, role)) count *= size;
-      sum->resize(count);
+      sum->resize(base::numel(problem::role_sizes(l_, role)));
     }
-    for (const problem::ParamSpec& spec : p_.params) {
-      std::int64_t count = 1;
-      for (const std::int64_t size : spec.param.shape()) count *= size;
-      dparams_.emplace_back(spec.gradient.present ? count : 0);
-    }
+    for (const problem::ParamSpec& spec : p_.params) dparams_.emplace_back(spec.gradient.present ? base::numel(spec.param.shape()) : 0);
     const scoring::ScoreProgram& score = *p_.score;
     values_.resize(std::max({score.mask.code.size(), score.forward.code.size(), score.backward.code.size()}));
   }
@@ -171,6 +88,11 @@ class Naive {
     std::int64_t batch, head, row, first_q, first_kv, len_q, len_kv;
   };
 
+  static std::vector<TensorView> params_of(const CaseData& data) {
+    std::vector<TensorView> params;
+    for (std::size_t i = 0; i < data.line().params.size(); ++i) params.push_back(data.param(i));
+    return params;
+  }
   static std::vector<Real> to_real(const std::vector<double>& values) { return {values.begin(), values.end()}; }
 
   static std::vector<double> rounded_to(DType dtype, const std::vector<Real>& values) {
@@ -221,13 +143,13 @@ class Naive {
   std::int64_t tokens_q() const { return p_.varlen ? p_.total_q : p_.seqlen_q; }
   std::int64_t tokens_kv() const { return p_.varlen ? p_.total_kv : p_.seqlen_kv; }
 
-  /// All that one (batch, head) needs more than once; per-key arrays are as long as the sequence.
+  /// State of one (batch, head); per-key arrays have the length of the sequence.
   struct Head {
     Sequence s;
     std::vector<Real> k_columns, v_columns;
     Real sink, sink_weight;
     std::vector<Real> raw, modified, weight, dropped, dweight;
-    std::vector<Real> k_norm, raw_error, modified_error;  ///< errors: what raw and modified scores may be off by
+    std::vector<Real> k_norm, raw_error, modified_error;  ///< errors: of raw and modified scores
     std::vector<bool> kept;
   };
 
@@ -253,7 +175,7 @@ class Naive {
       score_row(head, q);
       const Real lse = softmax_row(head, q);
       output_row(head, q);
-      if (p_.pass == Pass::backward && lse != minus_infinity) gradient_row(head, q, handed_over(lse, q));
+      if (p_.pass == Pass::backward && lse != minus_infinity) gradient_row(head, q, rounded_lse(lse, q));
     }
   }
 
@@ -285,7 +207,7 @@ class Naive {
   void score_row(Head& head, std::int64_t q) {
     const Real* query = q_.data() + at_q(head, q, p_.head_dim);
     row_times_matrix(query, p_.head_dim, head.k_columns.data(), head.s.len_kv, head.raw.data());
-    // The partial sums of a dot product walk about as far as the vectors' norms say, however small its result.
+    // The rounding error of a dot product scales with the norms of its vectors, however small its result.
     const Real dot_error = epsilon / 4 * std::abs(static_cast<Real>(p_.scale)) * norm(query, p_.head_dim);
     for (std::size_t kv = 0; kv < head.raw.size(); ++kv) {
       head.raw[kv] *= static_cast<Real>(p_.scale);
@@ -345,9 +267,9 @@ class Naive {
     }
   }
 
-  /// The backward pass is given lse rounded to its type: a neighbour of the computed one, above or below, stands for that. Far rows keep
-  /// the weights of the forward pass instead.
-  static Real handed_over(Real lse, std::int64_t q) {
+  /// The backward pass gets lse rounded to its type: simulated by a neighbour of the computed one, above or below. Far rows keep the weights
+  /// of the forward pass instead.
+  static Real rounded_lse(Real lse, std::int64_t q) {
     return base::is_far(static_cast<double>(lse)) ? lse : std::nextafter(lse, q % 2 == 0 ? minus_infinity : -minus_infinity);
   }
 
@@ -394,17 +316,17 @@ class Naive {
 
   static constexpr Real epsilon = std::numeric_limits<Real>::epsilon();
 
-  /// What a score of this size is off by when nothing before it was.
+  /// The rounding error of a score of this size alone.
   static Real score_rounding(Real score) { return epsilon * (2 + std::abs(score)); }
 
-  /// Expected error of a term: its rounding to the input type, and what its score is off by; no more than itself, for weights are at
+  /// Expected error of a term: its rounding to the input type and the error of its score, at most the term itself because weights are at
   /// most 1.
   Real error(Real term, Real score_error) const {
     const Real input = sizeof(Real) == sizeof(float) && p_.dtype != DType::f32 ? static_cast<Real>(base::epsilon(p_.dtype) / 2) : Real(0);
     return std::abs(term) * (input + std::min(score_error, Real(1)));
   }
 
-  /// d score_mod / d score and what it may be off by; adds what the pair gives to every parameter on the way.
+  /// d score_mod / d score and its error. Also adds the pair's contribution to every parameter gradient.
   std::pair<Real, Real> score_derivative(const Head& head, std::int64_t q, std::size_t kv, Real dmodified, Real error) {
     if (p_.score->backward.empty()) return {1, 0};
     const std::vector<scoring::TrainableRead>& reads = p_.score->reads;
@@ -413,7 +335,7 @@ class Naive {
     exact_values_.resize(values_.size()), near_values_.resize(values_.size());
     evaluate(p_.score->backward, point);
     scoring::evaluate(p_.score->backward, point, reader_, exact_values_.data());
-    // What cancels (tanh(x) - x tanh'(x) near 0, 1 - tanh(x)^2 far from it) has an error of its own, which one draw of it may hide by luck.
+    // Cancellation (tanh(x) - x tanh'(x) near 0, 1 - tanh(x)^2 far from it) has an error of its own, which a single sample may hide by luck.
     off_.assign(values_.size(), 0);
     const auto compare_with = [&](std::size_t at, const std::vector<scoring::Scalar>& values) {
       const double off = std::abs(values[at].real - exact_values_[at].real);
@@ -456,7 +378,8 @@ class Naive {
   std::vector<Real> q_, k_, v_, dout_, dlse_;
   Sum<Real> out_, lse_, dq_, dk_, dv_;
   std::vector<Gradient> dparams_;
-  Params reader_;
+  const std::vector<TensorView> params_;
+  const reference::ParamValues reader_;
   std::vector<scoring::Scalar> values_, exact_values_, near_values_;
   std::vector<double> off_;
 };

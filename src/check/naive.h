@@ -1,7 +1,7 @@
 #pragma once
-// The unfused computation that a kernel is measured against: the same inputs, the same types, every score written down. 16-bit and fp32
-// inputs accumulate in fp32, fp64 in fp64; P and dS are rounded to the input type; scores are evaluated in the accumulation type; results
-// are rounded to their tensors' types. Its distance from the exact result is what the arithmetic costs without any fusing.
+// The unfused computation that kernels are compared with: the same inputs and types, with all scores materialised. 16-bit and fp32 inputs
+// accumulate in fp32, fp64 in fp64; P and dS are rounded to the input type; scores are evaluated in the accumulation type; results are rounded
+// to their tensors' types. Its error is what the arithmetic costs without fusion.
 #include <map>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ using Results = std::map<std::string, std::vector<double>>;
 
 struct NaiveResults {
   Results values;
-  /// What the roundings of its terms lead one to expect: the error of a single number in one computation is one draw and says little.
+  /// Estimated from the roundings of the terms: the actual error of a single number is one sample, and may be small by luck.
   Results expected_error;
 };
 

@@ -6,17 +6,17 @@
 // in one of three ways:
 //   fused     five products, with accumulators of dK and dV for each task (fused_backward.h)
 //   split     seven products: dK and dV by blocks of keys, dQ by tiles (split_backward.h)
-//   two_scan  the same two, as one list of tasks: each does some kv blocks, then some tiles, so that causal work is level.
-// What is added to what, and in which order, follows from the shape alone: results are the same bits for any number of threads. (Where a
-// target has TileBackwardOps, tile_backward.cpp runs instead of fused if it can.)
+//   two_scan  the same two, as one list of tasks: each does some KV blocks, then some tiles, which balances causal work.
+// The shape alone decides the order of additions: results are bitwise the same for any number of threads. (Where a target has
+// PackedBackwardOps, packed_backward.cpp replaces fused if it can.)
 #include "cpu/backward.h"
 
 #include <type_traits>
 
 #include "base/check.h"
 #include "cpu/fused_backward.h"
+#include "cpu/packed_backward.h"
 #include "cpu/split_backward.h"
-#include "cpu/tile_backward.h"
 
 namespace foveal::cpu {
 namespace {
@@ -25,10 +25,10 @@ template <class Real>
 BackwardChoice choose(const Setup<Real>& s) {
   const KeyRowSums<Real> sums(s);
   const Shares shares(s.problem, s.planner, 4, sums.bytes(sums.rows()));
-  if (const BackwardStrategy asked = s.problem.attention.backward; asked != BackwardStrategy::automatic)
-    // In two, nothing but parameter gradients depends on the shares.
-    return {asked, asked == BackwardStrategy::fused ? shares.count : shares.useful, "asked for"};
-  // Seven products instead of five cost 1.4 times the work: worth it only when accumulators for enough tasks would take too much memory.
+  if (const BackwardStrategy requested = s.problem.attention.backward; requested != BackwardStrategy::automatic)
+    // In split strategies the shares matter only to parameter gradients.
+    return {requested, requested == BackwardStrategy::fused ? shares.count : shares.useful, "asked for"};
+  // Seven products instead of five are 1.4 times the work: worth it only where accumulators for enough tasks would take too much memory.
   if (shares.count < shares.useful && shares.groups * shares.count < Shares::wanted_tasks / 2)
     return {BackwardStrategy::split, shares.useful,
             base::join("accumulators for ", shares.useful, " shares would exceed ", Shares::limit >> 20, " MiB")};
@@ -43,10 +43,11 @@ std::unique_ptr<planning::Executable> make_backward(const problem::Problem& prob
   auto setup = std::make_unique<const Setup<Real>>(problem, target, ops, options);
   const BackwardChoice choice = choose(*setup);
   if (choice.strategy != BackwardStrategy::fused) return std::make_unique<SplitBackward<Real>>(std::move(setup), choice);
-  const bool masks_by_ranges = !setup->tape.has_mask() || setup->tape.mask_is_ranges();
+  bool packed = false;
+  if constexpr (std::is_same_v<Real, float>) packed = packed_backward_serves(*setup);
   auto fused = std::make_unique<FusedBackward<Real>>(std::move(setup), choice);
   if constexpr (std::is_same_v<Real, float>) {
-    if (masks_by_ranges && tile_backward_serves(problem, ops)) return make_tile_backward(problem, target, ops, options, std::move(fused));
+    if (packed) return make_packed_backward(problem, target, ops, options, std::move(fused));
   }
   return fused;
 }

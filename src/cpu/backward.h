@@ -1,5 +1,5 @@
 #pragma once
-// The backward pass on the CPU, in three strategies.
+// The backward pass on the CPU.
 #include <memory>
 
 #include "cpu/setup.h"

@@ -1,6 +1,5 @@
 #pragma once
-// What a tile of lanes and a block of keys add to the gradients: P, dP and dS of their pairs in a thread's tiles, then the products that take
-// them.
+// The backward step of one tile of lanes and one block of keys: P, dP and dS, then the products for dq, dk and dv.
 #include <algorithm>
 #include <limits>
 
@@ -15,23 +14,19 @@ template <class Real>
 struct BackwardMemory : CallMemory {
   void* grads = nullptr;  ///< of parameters
   RowScalars<Real> rows;
-  KeySums<Real> shared;  ///< of all shares, when there are several
+  KeySums<Real> shared;  ///< of all shares, where there are several
 };
 
 template <class Real>
-struct BackwardCall : BackwardCallOf<Real, BackwardMemory<Real>> {
-  BackwardCall(const problem::Buffers& b, const Setup<Real>& s)
-      : BackwardCallOf<Real, BackwardMemory<Real>>(b, s), dropout(s.dropout(b.rng)) {}
-  TileDropout dropout;
-};
+using BackwardCall = BackwardCallOf<Real, BackwardMemory<Real>>;
 
-/// A tile of lanes with everything that its products read.
+/// A tile of lanes with its packed operands.
 template <class Real>
 struct LaneState : TileWalk {
-  bool any_empty;  ///< some lane has nothing to attend
+  bool any_empty;  ///< some lane attends to nothing
   bool any_nan;    ///< the lse of some lane is NaN
   bool any_far;    ///< `far` of some lane is not 0
-  int first;       ///< lane of the tile that is lane 0 here
+  int first;       ///< offset of lane 0 in the whole tile
   void *q_panel, *dout_panel, *q_rows, *dout_rows;
   NonfiniteRows *nonfinite_q, *nonfinite_dout;  ///< of the tile's rows, where packed for dk and dv
   Real *lse, *delta, *far, *dq;
@@ -49,25 +44,25 @@ struct LaneState : TileWalk {
 };
 
 template <class Real>
-struct BackwardSlot : SlotOf<LaneState<Real>> {
+struct BackwardWorker : WorkerOf<LaneState<Real>> {
   Real *p, *ds, *dots, *dropped;
   void *p_spread, *ds_spread, *ds_mix;  ///< weights
   std::int32_t *first, *last;
   Operand *k, *v;  ///< one for each block of a key task
   void *k_scratch, *v_scratch, *k_copy, *k_copy_scratch, *lane_copy;
-  NonfiniteRows* nonfinite_k;  ///< of this block, where it is mixed into dq
+  NonfiniteRows* nonfinite_k;  ///< of this block, where it is an operand of dq
   KeptPairs* kept;
   KeySums<Real> own;  ///< of this task
 
-  BackwardSlot slice(int begin) const {
-    BackwardSlot part = *this;
+  BackwardWorker slice(int begin) const {
+    BackwardWorker part = *this;
     part.p += begin, part.ds += begin, part.dots += begin, part.dropped += begin, part.first += begin, part.last += begin;
     part.p_spread = part.dropped, part.ds_spread = part.ds_mix = part.ds;
     return part;
   }
 };
 
-/// Gradients that are asked for; ds: what any but dv takes.
+/// Which gradients are wanted; ds: any that needs dS.
 struct Wanted {
   bool dq, dk, dv, ds;
 };
@@ -76,13 +71,13 @@ template <class Real>
 class BackwardBlocks {
   using Call = BackwardCall<Real>;
   using Tile = LaneState<Real>;
-  using Slot = BackwardSlot<Real>;
+  using Worker = BackwardWorker<Real>;
 
  public:
   BackwardBlocks(const Setup<Real>& setup, Wanted wanted) : s_(setup), wants_(wanted) {}
 
   /// blocks: of a key task.
-  void lay_out(Layout<Slot>& slot, Layout<Tile>& tile, int blocks) const {
+  void lay_out(Layout<Worker>& worker, Layout<Tile>& tile, int blocks) const {
     const auto lanes = static_cast<std::size_t>(s_.ops.tile_lanes), cells = lanes * static_cast<std::size_t>(s_.ops.block_kv);
     tile.bytes(&Tile::q_panel, s_.ops.panel_bytes(s_.dim));
     tile.bytes(&Tile::dout_panel, s_.ops.panel_bytes(s_.dim_v));
@@ -95,31 +90,28 @@ class BackwardBlocks {
     tile.array(&Tile::nonfinite_q, 1);
     tile.array(&Tile::nonfinite_dout, 1);
 
-    const auto own = [&](bool has, auto member, auto otherwise, std::size_t bytes) {
-      has ? slot.bytes(member, bytes) : slot.share(member, otherwise);
-    };
-    slot.array(&Slot::p, cells);
-    slot.array(&Slot::ds, cells);
-    own(s_.tape.backward_needs_dots(), &Slot::dots, &Slot::p, cells * sizeof(Real));
-    own(s_.has_dropout(), &Slot::dropped, &Slot::p, cells * sizeof(Real));
-    own(!s_.ops.weights_in_tile, &Slot::p_spread, &Slot::dropped, cells * 2);
-    own(!s_.ops.weights_in_tile, &Slot::ds_spread, &Slot::ds, cells * 2);
-    own(!s_.ops.weights_in_tile, &Slot::ds_mix, &Slot::ds, cells * 2);
-    slot.array(&Slot::first, lanes);
-    slot.array(&Slot::last, lanes);
-    slot.array(&Slot::k, static_cast<std::size_t>(blocks));
-    slot.array(&Slot::v, static_cast<std::size_t>(blocks));
-    slot.bytes(&Slot::k_scratch, static_cast<std::size_t>(blocks) * operand_bytes(s_.dim));
-    slot.bytes(&Slot::v_scratch, static_cast<std::size_t>(blocks) * operand_bytes(s_.dim_v));
-    slot.bytes(&Slot::k_copy, s_.copy_bytes(s_.ops.block_kv, s_.dim));
-    slot.bytes(&Slot::k_copy_scratch, s_.ops.operand_bytes(s_.dim));
-    slot.bytes(&Slot::lane_copy, s_.copy_bytes(s_.ops.tile_lanes, std::max(s_.dim, s_.dim_v)));
-    slot.array(&Slot::nonfinite_k, 1);
-    slot.array(&Slot::kept, 1);
+    worker.array(&Worker::p, cells);
+    worker.array(&Worker::ds, cells);
+    worker.bytes_or_share(s_.tape.backward_needs_dots(), &Worker::dots, cells * sizeof(Real), &Worker::p);
+    worker.bytes_or_share(s_.has_dropout(), &Worker::dropped, cells * sizeof(Real), &Worker::p);
+    worker.bytes_or_share(!s_.ops.weights_in_tile, &Worker::p_spread, cells * 2, &Worker::dropped);
+    worker.bytes_or_share(!s_.ops.weights_in_tile, &Worker::ds_spread, cells * 2, &Worker::ds);
+    worker.bytes_or_share(!s_.ops.weights_in_tile, &Worker::ds_mix, cells * 2, &Worker::ds);
+    worker.array(&Worker::first, lanes);
+    worker.array(&Worker::last, lanes);
+    worker.array(&Worker::k, static_cast<std::size_t>(blocks));
+    worker.array(&Worker::v, static_cast<std::size_t>(blocks));
+    worker.bytes(&Worker::k_scratch, static_cast<std::size_t>(blocks) * operand_bytes(s_.dim));
+    worker.bytes(&Worker::v_scratch, static_cast<std::size_t>(blocks) * operand_bytes(s_.dim_v));
+    worker.bytes(&Worker::k_copy, s_.copy_bytes(s_.ops.block_kv, s_.dim));
+    worker.bytes(&Worker::k_copy_scratch, s_.ops.operand_bytes(s_.dim));
+    worker.bytes(&Worker::lane_copy, s_.copy_bytes(s_.ops.tile_lanes, std::max(s_.dim, s_.dim_v)));
+    worker.array(&Worker::nonfinite_k, 1);
+    worker.array(&Worker::kept, 1);
   }
 
   /// Packs what the products of a tile read.
-  void start(const Call& call, const Sequence& sequence, const LaneTile& tile, bool for_keys, const Slot& slot, Tile& state) const {
+  void start(const Call& call, const Sequence& sequence, const LaneTile& tile, bool for_keys, const Worker& worker, Tile& state) const {
     state.start(*call.work, sequence, tile, s_.problem);
     state.first = 0;
     state.any_empty = state.any_nan = state.any_far = false;
@@ -139,7 +131,7 @@ class BackwardBlocks {
     if (wants_.ds) s_.ops.pack_panel(dout_rows, s_.dim_v, Real(1), state.dout_panel);
     const bool drops = s_.drops_anywhere() || s_.tape.has_mask();
     const auto pack_rows = [&](LaneRows rows, int dim, NonfiniteRows& nonfinite, void* packed) {
-      if (drops) nonfinite.take(s_.ops, dim, slot.lane_copy, rows);
+      if (drops) nonfinite.take(s_.ops, dim, worker.lane_copy, rows);
       s_.ops.pack_rows(rows, dim, packed);
     };
     state.nonfinite_q->clear();
@@ -148,30 +140,30 @@ class BackwardBlocks {
     if (for_keys && wants_.dv) pack_rows(dout_rows, s_.dim_v, *state.nonfinite_dout, state.dout_rows);
   }
 
-  /// Makes a block of keys the operands `at`. mix: for dq, too. drops: some pair of the block may be dropped.
+  /// Prepares a block of keys as operands `at`. mix: for dq too. drops: some pair of the block may be dropped.
   void prepare(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int32_t block, bool mix, bool drops, int at,
-               Slot& slot) const {
+               Worker& worker) const {
     const int keys = s_.block_keys(sequence, block);
     const std::int64_t key = std::int64_t{block} * s_.ops.block_kv;
     KeyRows k_rows = call.k.block(sequence, key, keys, kv_head);
-    slot.k[at] = s_.ops.prepare(k_rows, keys, s_.dim, true, mix, scratch(slot.k_scratch, at, s_.dim));
-    slot.nonfinite_k->clear();
-    if (mix && drops) slot.nonfinite_k->take(s_.ops, keys, s_.dim, slot.k_copy, k_rows);
-    if (slot.nonfinite_k->any()) {
-      const Operand finite = s_.ops.prepare(k_rows, keys, s_.dim, false, true, slot.k_copy_scratch);
-      slot.k[at].mix = finite.mix, slot.k[at].mix_stride = finite.mix_stride;
+    worker.k[at] = s_.ops.prepare(k_rows, keys, s_.dim, true, mix, scratch(worker.k_scratch, at, s_.dim));
+    worker.nonfinite_k->clear();
+    if (mix && drops) worker.nonfinite_k->take(s_.ops, keys, s_.dim, worker.k_copy, k_rows);
+    if (worker.nonfinite_k->any()) {
+      const Operand finite = s_.ops.prepare(k_rows, keys, s_.dim, false, true, worker.k_copy_scratch);
+      worker.k[at].mix = finite.mix, worker.k[at].mix_stride = finite.mix_stride;
     }
-    slot.v[at] =
-        s_.ops.prepare(call.v.block(sequence, key, keys, kv_head), keys, s_.dim_v, true, false, scratch(slot.v_scratch, at, s_.dim_v));
+    worker.v[at] =
+        s_.ops.prepare(call.v.block(sequence, key, keys, kv_head), keys, s_.dim_v, true, false, scratch(worker.v_scratch, at, s_.dim_v));
   }
 
-  /// What a tile adds to dk, dv (null: nothing) and dq with the block that is the operands `at`.
+  /// The step of a tile and the block prepared as operands `at`: adds to dk and dv (unless null) and dq.
   void visit(const Call& call, const Sequence& sequence, const Tile& state, int keys, int at, const TapeGrads* grads,
-             const KeySums<Real>& sums, bool with_dq, Slot& slot) const {
+             const KeySums<Real>& sums, bool with_dq, Worker& worker) const {
     const int ld = s_.ops.tile_lanes;
-    const Operand &k = slot.k[at], &v = slot.v[at];
-    Real *const dk = sums.dk, *const dv = sums.dv;  // no structured binding: older clangs capture none
-    for_each_slice(s_, sequence, call.data, state, keys, slot, [&](const Tile& lanes, Slot& tiles) {
+    const Operand &k = worker.k[at], &v = worker.v[at];
+    Real *const dk = sums.dk, *const dv = sums.dv;  // older clangs cannot capture structured bindings
+    for_each_slice(s_, sequence, call.data, state, keys, worker, [&](const Tile& lanes, Worker& tiles) {
       const KeyRange range = differentiate(call, sequence, lanes, keys, k, v, grads, tiles);
       if (range.begin == range.end) return;
       const int count = lanes.lanes.padded(), valid = lanes.lanes.count;
@@ -186,88 +178,88 @@ class BackwardBlocks {
     });
   }
 
-  /// A tile with far rows: their scores once more, for maxima and sums.
-  void measure(const Call& call, const Sequence& sequence, std::int32_t kv_head, const LaneTile& tile, Slot& slot) const {
-    Tile& state = slot.tiles[0];
-    start(call, sequence, tile, false, slot, state);
+  /// Recomputes the scores of a tile with far rows, for their maxima and sums.
+  void measure(const Call& call, const Sequence& sequence, std::int32_t kv_head, const LaneTile& tile, Worker& worker) const {
+    Tile& state = worker.tiles[0];
+    start(call, sequence, tile, false, worker, state);
     Real *max = state.dq, *sum = max + s_.ops.tile_lanes, *factor = sum + s_.ops.tile_lanes, *lane_max = factor + s_.ops.tile_lanes;
     start_sums(s_, tile, s_.problem.sink >= 0 ? &call.buffers.params[static_cast<std::size_t>(s_.problem.sink)] : nullptr, max, sum);
     for (std::int32_t block = 0; (block = next_block(&state, 1, block)) != BlockCursor::none; ++block) {
       const KeyRange all{0, s_.block_keys(sequence, block)};
       const KeyRows rows = call.k.block(sequence, std::int64_t{block} * s_.ops.block_kv, all.end, kv_head);
-      const Operand k = s_.ops.prepare(rows, all.end, s_.dim, true, false, slot.k_scratch);
+      const Operand k = s_.ops.prepare(rows, all.end, s_.dim, true, false, worker.k_scratch);
       const bool partial = !state.cursor.full();
       if (partial && s_.tape.mask_is_ranges())
-        s_.tape.lane_ranges(s_.frame(sequence, state.lanes, block, all), call.data, slot.first, slot.last, slot.tape_scratch);
+        s_.tape.lane_ranges(s_.frame(sequence, state.lanes, block, all), call.data, worker.first, worker.last, worker.tape_scratch);
       const auto found = score_block<Real>(s_, sequence, call.data, {state.lanes, state.q_panel, block, partial}, all, k,
-                                           {slot.p, lane_max, slot.first, slot.last, slot.tape_scratch});
+                                           {worker.p, lane_max, worker.first, worker.last, worker.tape_scratch});
       if (found.range.begin == found.range.end) continue;
-      s_.ops.softmax(slot.p, found.range, state.lanes.padded(), s_.scale, found.ranges, found.lane_max, max, sum, factor, {});
+      s_.ops.softmax(worker.p, found.range, state.lanes.padded(), s_.scale, found.ranges, found.lane_max, max, sum, factor, {});
     }
     call.rows.measured(s_, sequence, tile, max, sum);
   }
 
  private:
-  /// P and dS of lanes and block, in the slot's tiles and weights. The result is the range of keys that take part.
+  /// P and dS, in the worker's tiles and weights. The result is the range of keys that any lane attends to.
   KeyRange differentiate(const Call& call, const Sequence& sequence, const Tile& state, int keys, const Operand& k, const Operand& v,
-                         const TapeGrads* grads, Slot& slot) const {
+                         const TapeGrads* grads, Worker& worker) const {
     const int ld = s_.ops.tile_lanes, valid = state.lanes.count, lanes = state.lanes.padded();
     const bool partial = !state.cursor.full(), by_ranges = partial && s_.tape.mask_is_ranges();
     KeyRange range{0, keys};
     LaneRanges ranges;
     if (by_ranges || lanes > valid) {
       if (!by_ranges) {
-        std::fill_n(slot.first, valid, 0);
-        std::fill_n(slot.last, valid, keys);
+        std::fill_n(worker.first, valid, 0);
+        std::fill_n(worker.last, valid, keys);
       }
-      std::fill(slot.first + valid, slot.first + lanes, 0);  // padding keeps nothing
-      std::fill(slot.last + valid, slot.last + lanes, 0);
-      ranges = {slot.first, slot.last};
+      std::fill(worker.first + valid, worker.first + lanes, 0);  // padding attends to nothing
+      std::fill(worker.last + valid, worker.last + lanes, 0);
+      ranges = {worker.first, worker.last};
       range = trim(ranges, valid, s_.ops.key_multiple, range);
       if (range.begin == range.end) return range;
     }
     TileFrame frame = s_.frame(sequence, state.lanes, state.block, range);
-    s_.ops.dot(k, state.q_panel, range, lanes, s_.dim, slot.dots);
+    s_.ops.dot(k, state.q_panel, range, lanes, s_.dim, worker.dots);
     if (s_.tape.has_score() || (partial && !by_ranges)) {
       const std::ptrdiff_t at = std::ptrdiff_t{range.begin} * ld;
-      s_.tape.apply(frame, call.data, slot.dots + at, slot.p + at, partial, static_cast<Real*>(nullptr), slot.tape_scratch);
-      if (state.any_empty) remove_empty_lanes(state, range, slot.p);
+      s_.tape.apply(frame, call.data, worker.dots + at, worker.p + at, partial, static_cast<Real*>(nullptr), worker.tape_scratch);
+      if (state.any_empty) remove_empty_lanes(state, range, worker.p);
       if (partial && !by_ranges) {
-        range = trim(slot.p, ld, valid, s_.ops.key_multiple, range);
+        range = trim(worker.p, ld, valid, s_.ops.key_multiple, range);
         if (range.begin == range.end) return range;
         frame = s_.frame(sequence, state.lanes, state.block, range);
       }
-    } else if (slot.dots != slot.p) {
-      copy_tile(slot.dots, range, lanes, slot.p);
+    } else if (worker.dots != worker.p) {
+      copy_tile(worker.dots, range, lanes, worker.p);
     }
     const std::ptrdiff_t at = std::ptrdiff_t{range.begin} * ld;
     const bool own_weights = !s_.ops.weights_in_tile, dropout = s_.has_dropout();
-    const bool nonfinite = state.any_nan || slot.nonfinite_k->any() || state.nonfinite_q->any() || state.nonfinite_dout->any();
-    if (nonfinite) slot.kept->note(slot.p, ld, range, valid, ranges);
-    const Weights p_weights{.mix = nullptr, .spread = own_weights ? slot.p_spread : nullptr};
-    s_.ops.probabilities(slot.p, range, lanes, s_.scale, ranges, state.any_far ? state.far : nullptr, state.lse,
+    const bool nonfinite = state.any_nan || worker.nonfinite_k->any() || state.nonfinite_q->any() || state.nonfinite_dout->any();
+    if (nonfinite) worker.kept->record(worker.p, ld, range, valid, ranges);
+    const Weights p_weights{.mix = nullptr, .spread = own_weights ? worker.p_spread : nullptr};
+    s_.ops.probabilities(worker.p, range, lanes, s_.scale, ranges, state.any_far ? state.far : nullptr, state.lse,
                          dropout || nonfinite ? Weights{} : p_weights);
-    if (nonfinite) slot.kept->clear_dropped(slot.p, ld, range, valid);
-    if (wants_.ds) s_.ops.dot(v, state.dout_panel, range, lanes, s_.dim_v, slot.ds);
-    if (dropout) {  // dropped is what dV takes; dS takes P itself, and dP with the same pairs dropped
-      copy_tile(slot.p, range, lanes, slot.dropped);
-      Real* second = wants_.ds ? slot.ds + at : nullptr;
-      apply_dropout<Real>(s_.target, frame, call.dropout, slot.dropped + at, second);
+    if (nonfinite) worker.kept->clear_dropped(worker.p, ld, range, valid);
+    if (wants_.ds) s_.ops.dot(v, state.dout_panel, range, lanes, s_.dim_v, worker.ds);
+    if (dropout) {  // dV uses the dropped P; dS uses P itself, and dP with the same pairs dropped
+      copy_tile(worker.p, range, lanes, worker.dropped);
+      Real* second = wants_.ds ? worker.ds + at : nullptr;
+      apply_dropout<Real>(s_.target, frame, call.dropout, worker.dropped + at, second);
     }
-    if (own_weights && (dropout || nonfinite)) s_.ops.round_weights(slot.dropped, range, lanes, p_weights);
+    if (own_weights && (dropout || nonfinite)) s_.ops.round_weights(worker.dropped, range, lanes, p_weights);
     if (wants_.ds) {
-      const Weights ds_weights{.mix = own_weights ? slot.ds_mix : nullptr, .spread = own_weights ? slot.ds_spread : nullptr};
+      const Weights ds_weights{.mix = own_weights ? worker.ds_mix : nullptr, .spread = own_weights ? worker.ds_spread : nullptr};
       const bool by_tape = s_.tape.has_backward(), round_later = by_tape || nonfinite;
-      s_.ops.score_gradient(slot.p, slot.ds, range, lanes, state.delta, round_later ? Weights{} : ds_weights);
+      s_.ops.score_gradient(worker.p, worker.ds, range, lanes, state.delta, round_later ? Weights{} : ds_weights);
       if (by_tape)
-        s_.tape.differentiate(frame, call.data, s_.tape.backward_needs_dots() ? slot.dots + at : nullptr, slot.ds + at, grads,
-                              slot.tape_scratch);
-      if (round_later && own_weights) s_.ops.round_weights(slot.ds, range, lanes, ds_weights);
+        s_.tape.differentiate(frame, call.data, s_.tape.backward_needs_dots() ? worker.dots + at : nullptr, worker.ds + at, grads,
+                              worker.tape_scratch);
+      if (round_later && own_weights) s_.ops.round_weights(worker.ds, range, lanes, ds_weights);
     }
     return range;
   }
 
-  /// The dot products of a lane with nothing to attend were taken with zeros, of which a score may make anything.
+  /// Lanes that attend to nothing were packed as zeros, which score_mod may turn into any score.
   void remove_empty_lanes(const Tile& state, KeyRange range, Real* scores) const {
     for (int lane = 0; lane < state.lanes.count; ++lane) {
       if (state.lse[lane] != std::numeric_limits<Real>::infinity()) continue;
@@ -279,7 +271,7 @@ class BackwardBlocks {
     for (int key = range.begin; key < range.end; ++key) std::copy_n(from + key * s_.ops.tile_lanes, lanes, to + key * s_.ops.tile_lanes);
   }
 
-  /// Where the operand `at` is made.
+  /// Memory of operand `at`.
   void* scratch(void* of_all, int at, int dim) const {
     return static_cast<char*>(of_all) + static_cast<std::size_t>(at) * operand_bytes(dim);
   }

@@ -1,5 +1,5 @@
 #pragma once
-// What the backward passes have in common: their tensors, how many tasks share the tiles of a kv head, and what comes after all tiles.
+// What the backward passes share: tensors, how many tasks share a kv head, and gradients of keys that no query attends to.
 #include <algorithm>
 
 #include "cpu/pass.h"
@@ -8,16 +8,14 @@
 namespace foveal::cpu {
 
 template <class Real, class Memory>
-struct BackwardCallOf : CallOf<Memory> {
-  BackwardCallOf(const problem::Buffers& b, const Setup<Real>& s)
-      : CallOf<Memory>(b), q(b.q), out(b.out), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv), k(s.problem, b, b.k), v(s.problem, b, b.v) {
+struct BackwardCallOf : CallOf<Real, Memory> {
+  BackwardCallOf(const problem::Buffers& b, const Setup<Real>& s) : CallOf<Real, Memory>(b, s), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv) {
     this->rows = RowScalars<Real>(s.problem);
   }
-  HeadRows q, out, dout, dq, dk, dv;
-  KeyBlocks k, v;
+  HeadRows dout, dq, dk, dv;
 };
 
-/// Rows of q and dout of a tile. Those with nothing to attend count as zeros: they may hold anything, NaN even.
+/// Rows of q and dout of a tile. Rows that attend to nothing read as zeros: they may hold NaN.
 struct QueryRows {
   template <class Call>
   QueryRows(const Call& call, const Sequence& sequence, const LaneTile& tile) : q(call.q, sequence, tile), dout(call.dout, sequence, tile) {
@@ -28,13 +26,13 @@ struct QueryRows {
   LanePointers q, dout;
 };
 
-/// Tasks that share the tiles of a kv head, each with accumulators of its own for dk and dv. More than the threads of a desktop need would
-/// cost memory only.
+/// Into how many tasks a kv head's tiles are divided, each with accumulators of its own for dk and dv. More tasks than a desktop has threads
+/// would only cost memory.
 struct Shares {
   static constexpr std::int64_t wanted_tasks = 16;
   static constexpr std::size_t limit = std::size_t{128} << 20;  ///< bytes of accumulators
 
-  /// bytes: of the accumulators of one share of all kv heads.
+  /// bytes: the accumulators of one share of every kv head.
   Shares(const problem::Problem& problem, const WorkPlanner& planner, std::int64_t tiles_worth_a_task, std::size_t bytes)
       : groups(std::max<std::int64_t>(1, problem.batch * problem.heads_kv)),
         useful(std::clamp<std::int64_t>(planner.max_tiles_per_group() / tiles_worth_a_task, 1, (wanted_tasks + groups - 1) / groups)),
@@ -42,9 +40,9 @@ struct Shares {
   std::int64_t groups, useful, count;
 };
 
-template <class Real, class Call, class Slot, class Lists>
-class BackwardPass : public TiledPass<Real, Call, Slot, Lists> {
-  using Base = TiledPass<Real, Call, Slot, Lists>;
+template <class Real, class Call, class Worker, class Lists>
+class BackwardPass : public TiledPass<Real, Call, Worker, Lists> {
+  using Base = TiledPass<Real, Call, Worker, Lists>;
 
  protected:
   using Base::Base;
@@ -52,14 +50,14 @@ class BackwardPass : public TiledPass<Real, Call, Slot, Lists> {
 
   /// fn(g, first) for each group, `chunk` of at most `longest` keys or blocks at a time.
   template <class Fn>
-  void each_chunk(const Work& work, Slot* slots, std::int64_t longest, std::int64_t chunk, Fn&& fn) const {
+  void each_chunk(const Work& work, Worker* workers, std::int64_t longest, std::int64_t chunk, Fn&& fn) const {
     const auto chunks = static_cast<std::size_t>((longest + chunk - 1) / chunk);
-    this->each(work.groups.size() * chunks, slots,
-               [&](std::size_t i, Slot&) { fn(i / chunks, static_cast<std::int64_t>(i % chunks) * chunk); });
+    this->each(work.groups.size() * chunks, workers,
+               [&](std::size_t i, Worker&) { fn(i / chunks, static_cast<std::int64_t>(i % chunks) * chunk); });
   }
-  /// fn(sequence, kv_head) where there are keys and no queries. Without tiles, dk and dv are zeros all the same.
+  /// Calls fn(sequence, kv_head) where there are keys but no queries: dk and dv are zeros there.
   template <class Fn>
-  void for_each_unmet(const Work& work, Fn&& fn) const {
+  void for_each_unvisited(const Work& work, Fn&& fn) const {
     for (const Sequence& sequence : work.sequences)
       for (std::int32_t head = 0; sequence.seqlen_q == 0 && head < s_.problem.heads_kv; ++head) fn(sequence, head);
   }

@@ -59,7 +59,7 @@ void BackwardTasks::make_key_tasks(const BackwardShape& shape, const Work& work)
     most = std::max(most, blocks_of(group));
   }
   key_tasks.reserve(static_cast<std::size_t>(count));
-  std::pmr::vector<std::int64_t> starts(work.memory());  // how many tiles begin minus end at a block
+  std::pmr::vector<std::int64_t> starts(work.memory());  // tiles that begin minus tiles that end at a block
   starts.reserve(static_cast<std::size_t>(most) + 1);
   for (std::size_t g = 0; g < work.groups.size(); ++g) {
     const TileGroup& group = work.groups[g];

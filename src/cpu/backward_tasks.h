@@ -1,30 +1,30 @@
 #pragma once
-// The tasks of a backward pass by blocks, in lists that follow from the shape alone.
+// The tasks of a backward pass by blocks. The lists depend on the shape alone.
 #include <cstdint>
 #include <utility>
 
 #include "cpu/describe.h"
-#include "cpu/tape.h"
+#include "cpu/param_grad_plan.h"
 #include "cpu/work.h"
 
 namespace foveal::cpu {
 
-constexpr int blocks_per_key_task = 4;  ///< the packing of a tile's panels is shared by so many kv blocks
+constexpr int blocks_per_key_task = 4;  ///< KV blocks that share the packing of a tile
 
-/// Blocks of keys of one group past all its tiles.
+/// Blocks of keys of one group, against all its tiles.
 struct KeyTask {
   std::int64_t group;
   std::int32_t block_begin, block_end;
   std::int64_t cost;
 };
 
-/// Query tasks [begin, end) that run one after the other.
+/// Query tasks [begin, end) that run in sequence.
 struct QueryUnit {
   std::size_t begin, end;
   std::int64_t partition, cost;
 };
 
-/// What the lists depend on, besides the work.
+/// Parameters of the lists.
 struct BackwardShape {
   BackwardStrategy strategy;
   std::int64_t shares;        ///< of the tiles of a kv head
@@ -38,7 +38,7 @@ struct BackwardShape {
 struct BackwardTasks {
   BackwardTasks(const BackwardShape& shape, const Work& work);
 
-  /// Of the lists, at most.
+  /// Upper bound of the lists.
   static std::size_t bytes(const WorkPlanner& planner, std::int64_t shares);
 
   Tasks query_tasks;

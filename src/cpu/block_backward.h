@@ -1,5 +1,5 @@
 #pragma once
-// What the backward passes by blocks have in common: rows of queries first, parameter gradients, and tiles past blocks of keys.
+// What the fused and split strategies share: per-row scalars first, parameter gradients, and tiles over blocks of keys.
 #include "cpu/backward_blocks.h"
 #include "cpu/backward_pass.h"
 #include "cpu/backward_tasks.h"
@@ -13,14 +13,14 @@ struct BackwardChoice {
 };
 
 template <class Real>
-class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardSlot<Real>, BackwardTasks> {
-  using Base = BackwardPass<Real, BackwardCall<Real>, BackwardSlot<Real>, BackwardTasks>;
+class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardWorker<Real>, BackwardTasks> {
+  using Base = BackwardPass<Real, BackwardCall<Real>, BackwardWorker<Real>, BackwardTasks>;
 
  protected:
   using Base::s_;
   using Call = BackwardCall<Real>;
   using Tile = LaneState<Real>;
-  using Slot = BackwardSlot<Real>;
+  using Worker = BackwardWorker<Real>;
   using Memory = BackwardMemory<Real>;
 
   BlockBackward(std::unique_ptr<const Setup<Real>> setup, const BackwardChoice& choice)
@@ -31,13 +31,13 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardSlot
         sums_(s_),
         blocks_(s_, {wants_dq(), s_.problem.dk.present, s_.problem.dv.present, wants_dq() || s_.problem.dk.present || !grads_.empty()}) {}
 
-  /// own_rows: accumulators of a thread.
+  /// own_rows: rows of a worker's accumulators.
   void plan_tasks(std::int64_t own_rows, std::int64_t shared_rows, int blocks_per_task) {
     this->memory_.bytes(&Memory::grads, grads_.workspace_bytes());
     this->memory_.part(&Memory::rows, RowScalars<Real>::layout(s_.problem));
     this->memory_.part(&Memory::shared, sums_.layout(shared_rows));
-    this->slot_.part(&Slot::own, sums_.layout(own_rows));
-    blocks_.lay_out(this->slot_, this->tile_, blocks_per_task);
+    this->worker_.part(&Worker::own, sums_.layout(own_rows));
+    blocks_.lay_out(this->worker_, this->tile_, blocks_per_task);
     this->plan(tiles_per_step_, BackwardTasks::bytes(s_.planner, choice_.shares));
   }
 
@@ -65,17 +65,17 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardSlot
             work};
   }
 
-  bool run_lists(const Call& call, const BackwardTasks& lists, Slot* slots) const final {
+  bool run_lists(const Call& call, const BackwardTasks& lists, Worker* workers) const final {
     const Work& work = *call.work;
     grads_.clear(call.grads, call.buffers.dparams, s_.executor);
     constexpr std::size_t tiles_per_task = 16;
-    this->each((work.tiles.size() + tiles_per_task - 1) / tiles_per_task, slots, [&](std::size_t i, Slot& slot) {
-      fill_rows(call, i * tiles_per_task, std::min(work.tiles.size(), (i + 1) * tiles_per_task), slot);
+    this->each((work.tiles.size() + tiles_per_task - 1) / tiles_per_task, workers, [&](std::size_t i, Worker& worker) {
+      fill_rows(call, i * tiles_per_task, std::min(work.tiles.size(), (i + 1) * tiles_per_task), worker);
     });
     call.rows.write_dsink(s_, call.buffers);
-    run_tasks(call, lists, slots);
-    this->for_each_unmet(work, [&](const Sequence& sequence, std::int32_t kv_head) {
-      const KeySums<Real>& zeros = fused() && choice_.shares > 1 ? call.shared : slots[0].own;  // has room for a block
+    run_tasks(call, lists, workers);
+    this->for_each_unvisited(work, [&](const Sequence& sequence, std::int32_t kv_head) {
+      const KeySums<Real>& zeros = fused() && choice_.shares > 1 ? call.shared : workers[0].own;  // at least a block
       const std::int64_t rows = s_.ops.block_kv;
       sums_.clear(zeros, rows);
       for (std::int64_t key = 0; key < sequence.seqlen_kv; key += rows)
@@ -84,9 +84,9 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardSlot
     grads_.finish(call.grads, call.buffers.dparams, s_.executor);
     return true;
   }
-  virtual void run_tasks(const Call& call, const BackwardTasks& lists, Slot* slots) const = 0;
+  virtual void run_tasks(const Call& call, const BackwardTasks& lists, Worker* workers) const = 0;
 
-  /// fn(task, grads) for the tasks of a unit; grads: null where no parameter's are wanted.
+  /// Calls fn(task, grads) for the tasks of a unit; grads: null where no parameter is trained.
   template <class Fn>
   void for_each_query_task(const Call& call, const BackwardTasks& lists, std::size_t u, Fn&& fn) const {
     const QueryUnit& unit = lists.units[u];
@@ -94,12 +94,12 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardSlot
     for (std::size_t t = unit.begin; t < unit.end; ++t) fn(lists.query_tasks[t], grads_.empty() ? nullptr : &grads);
   }
 
-  /// The tiles of a task past the blocks of keys that they need, a few at a time. sums: of the sequence's keys; null: dq and parameters
-  /// only.
-  void pass_blocks(const Call& call, const Task& task, const KeySums<Real>* sums, const TapeGrads* grads, Slot& slot) const {
+  /// Runs the tiles of a task over the blocks of keys that they need, a few tiles at a time. sums: of the sequence's keys; null: only dq and
+  /// parameter gradients.
+  void pass_blocks(const Call& call, const Task& task, const KeySums<Real>* sums, const TapeGrads* grads, Worker& worker) const {
     for (std::int64_t t = task.tile_begin; t < task.tile_end; t += tiles_per_step_)
       step(call, call.work->group(task), t, static_cast<int>(std::min<std::int64_t>(task.tile_end - t, tiles_per_step_)), sums, grads,
-           slot);
+           worker);
   }
 
  private:
@@ -110,7 +110,7 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardSlot
     return static_cast<int>(std::clamp<std::size_t>(std::size_t{512} * 1024 / tile_bytes, 1, 4));
   }
 
-  void fill_rows(const Call& call, std::size_t tile_begin, std::size_t tile_end, Slot& slot) const {
+  void fill_rows(const Call& call, std::size_t tile_begin, std::size_t tile_end, Worker& worker) const {
     const Work& work = *call.work;
     auto group = std::upper_bound(work.groups.begin(), work.groups.end(), static_cast<std::int64_t>(tile_begin),
                                   [](std::int64_t t, const TileGroup& g) { return t < g.tile_end; });
@@ -118,30 +118,30 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardSlot
       while (static_cast<std::int64_t>(t) >= group->tile_end) ++group;
       const Sequence& sequence = work.sequence(*group);
       if (call.rows.fill(call.buffers, sequence, work.tiles[t], s_.dim_v, s_.ops.row_dots))
-        blocks_.measure(call, sequence, group->kv_head, work.tiles[t], slot);
+        blocks_.measure(call, sequence, group->kv_head, work.tiles[t], worker);
     }
   }
 
   void step(const Call& call, const TileGroup& group, std::int64_t tile_begin, int count, const KeySums<Real>* sums, const TapeGrads* grads,
-            Slot& slot) const {
+            Worker& worker) const {
     const Sequence& sequence = call.work->sequence(group);
     for (int t = 0; t < count; ++t) {
-      Tile& state = slot.tiles[t];
-      blocks_.start(call, sequence, call.work->tile(tile_begin + t), sums != nullptr, slot, state);
+      Tile& state = worker.tiles[t];
+      blocks_.start(call, sequence, call.work->tile(tile_begin + t), sums != nullptr, worker, state);
       if (wants_dq()) std::fill_n(state.dq, std::int64_t{s_.dim} * s_.ops.tile_lanes, Real(0));
     }
-    for (std::int32_t block = 0; (block = next_block(slot.tiles, count, block)) != BlockCursor::none; ++block) {
-      const bool drops = s_.drops_anywhere() || any_partial(slot.tiles, count, block);
-      blocks_.prepare(call, sequence, group.kv_head, block, wants_dq(), drops, 0, slot);
+    for (std::int32_t block = 0; (block = next_block(worker.tiles, count, block)) != BlockCursor::none; ++block) {
+      const bool drops = s_.drops_anywhere() || any_partial(worker.tiles, count, block);
+      blocks_.prepare(call, sequence, group.kv_head, block, wants_dq(), drops, 0, worker);
       const NextKeys next = s_.next_keys(call.k, call.v, sequence, group.kv_head, block + 1);
       const KeySums<Real> of_block = sums ? sums_.at(*sums, std::int64_t{block} * s_.ops.block_kv) : KeySums<Real>{};
       for (int t = 0; t < count; ++t) {
         next.fetch(t, count);
-        if (slot.tiles[t].block == block)
-          blocks_.visit(call, sequence, slot.tiles[t], s_.block_keys(sequence, block), 0, grads, of_block, wants_dq(), slot);
+        if (worker.tiles[t].block == block)
+          blocks_.visit(call, sequence, worker.tiles[t], s_.block_keys(sequence, block), 0, grads, of_block, wants_dq(), worker);
       }
     }
-    for (int t = 0; wants_dq() && t < count; ++t) write_dq(call, sequence, slot.tiles[t]);
+    for (int t = 0; wants_dq() && t < count; ++t) write_dq(call, sequence, worker.tiles[t]);
   }
 
   void write_dq(const Call& call, const Sequence& sequence, const Tile& state) const {

@@ -1,11 +1,12 @@
 #pragma once
-// Scores of some lanes and a block of keys, ready for softmax(): dot products, score_mod, and masks where they are no ranges of keys.
+// Scores of some lanes and a block of keys, ready for softmax(): dot products, score_mod, and masks other than ranges of keys.
+#include "cpu/lane_ranges.h"
 #include "cpu/lanes.h"
 #include "cpu/setup.h"
 
 namespace foveal::cpu {
 
-/// Lanes of a tile and a block that they meet.
+/// Lanes of a tile, and a block of keys.
 struct BlockLanes {
   LaneView lanes;
   const void* panel;
@@ -13,7 +14,7 @@ struct BlockLanes {
   bool partial;
 };
 
-/// Where scores are made: lanes are columns. first, last: of a partial block whose mask is ranges, given.
+/// Buffers for scores. first, last: input, the ranges of a partial block whose mask is ranges.
 template <class Real>
 struct ScoreBuffers {
   Real *tile, *lane_max;
@@ -21,8 +22,7 @@ struct ScoreBuffers {
   void* tape_scratch;
 };
 
-/// What was made: keys that take part (none: an empty range), ranges of lanes where the mask is still to be applied, maxima where they are
-/// known.
+/// The keys that any lane attends to (possibly none), ranges where the mask is still to be applied, and maxima where they are known.
 template <class Real>
 struct BlockScores {
   KeyRange range;
@@ -52,24 +52,25 @@ BlockScores<Real> score_block(const Setup<Real>& s, const Sequence& sequence, co
   return found;
 }
 
-/// fn(tile, slot) for the lanes of a tile that meets a block: at once, or for its halves apart where they need fewer keys so. Finds the
-/// ranges of keys where they are the mask.
-template <class Real, class Tile, class Slot, class Fn>
-void for_each_slice(const Setup<Real>& s, const Sequence& sequence, const TapeData& data, const Tile& tile, int keys, Slot& slot, Fn&& fn) {
+/// Calls fn(tile, worker) for a tile and a block: once, or for each half of the lanes where the halves together need fewer keys. Computes
+/// the ranges of keys where they are the mask.
+template <class Real, class Tile, class Worker, class Fn>
+void for_each_slice(const Setup<Real>& s, const Sequence& sequence, const TapeData& data, const Tile& tile, int keys, Worker& worker,
+                    Fn&& fn) {
   const int count = tile.lanes.count;
   int lower = count;
   if (!tile.cursor.full() && s.tape.mask_is_ranges()) {
     const KeyRange all{0, keys};
-    s.tape.lane_ranges(s.frame(sequence, tile.lanes, tile.block, all), data, slot.first, slot.last, slot.tape_scratch);
-    if (s.ops.weights_in_tile) lower = first_slice({slot.first, slot.last}, count, s.ops.tile_lanes / 2, all);
+    s.tape.lane_ranges(s.frame(sequence, tile.lanes, tile.block, all), data, worker.first, worker.last, worker.tape_scratch);
+    if (s.ops.weights_in_tile) lower = first_slice({worker.first, worker.last}, count, s.ops.tile_lanes / 2, all);
   }
-  if (lower == count) return fn(tile, slot);
-  fn(tile.slice(s, 0, lower), slot);
-  Slot rest = slot.slice(lower);
+  if (lower == count) return fn(tile, worker);
+  fn(tile.slice(s, 0, lower), worker);
+  Worker rest = worker.slice(lower);
   fn(tile.slice(s, lower, count), rest);
 }
 
-/// Maxima and sums before the first key. `sink` may be null.
+/// The softmax state before the first key. `sink` may be null.
 template <class Real>
 void start_sums(const Setup<Real>& s, const LaneTile& tile, const TensorView* sink, Real* max, Real* sum) {
   std::fill_n(max, s.ops.tile_lanes, std::numeric_limits<Real>::lowest());

@@ -1,10 +1,10 @@
 #pragma once
-// Accumulators of dk and dv by blocks of keys, as TileBackwardOps has them: a block's first products need no zeros.
+// Accumulators of dk and dv by blocks of keys, in the layout of PackedBackwardOps. A block's first products overwrite.
 #include "cpu/backward_pass.h"
 
 namespace foveal::cpu {
 
-/// Rows of a block, one after the other; null for those past its keys.
+/// Pointers to the rows of a block; null past its last key.
 struct KeyPointers {
   static constexpr int most = 128;  ///< keys of a block
 
@@ -23,10 +23,10 @@ class BlockSums {
  public:
   struct Memory {
     float *dk = nullptr, *dv = nullptr;
-    bool* used = nullptr;  ///< whether a block holds anything
+    bool* used = nullptr;  ///< whether the block has been written
   };
 
-  BlockSums(const Setup<float>& setup, const TileBackwardOps& ops)
+  BlockSums(const Setup<float>& setup, const PackedBackwardOps& ops)
       : s_(setup),
         ops_(ops),
         dk_floats_(static_cast<std::int64_t>(ops.acc_bytes(ops.keys, setup.dim) / sizeof(float))),
@@ -44,7 +44,7 @@ class BlockSums {
     return {sums.dk + block * dk_floats_, sums.dv + block * dv_floats_, sums.used + block};
   }
 
-  /// The sum of a block over so many shares, in order, of those that hold anything. at: the first.
+  /// Writes a block: the sum over shares, in order, of those that were used. at: the first share.
   template <class Call>
   void write(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t block, const Memory& at,
              std::int64_t shares) const {
@@ -66,7 +66,7 @@ class BlockSums {
 
  private:
   const Setup<float>& s_;
-  const TileBackwardOps& ops_;
+  const PackedBackwardOps& ops_;
   const std::int64_t dk_floats_, dv_floats_;
 };
 

@@ -15,7 +15,7 @@ using problem::Problem;
 
 bool serves(const Target& target, DType dtype) { return dtype == DType::f64 ? target.f64 != nullptr : float_ops(target, dtype) != nullptr; }
 
-/// The target that options name, or the best that can; null with the reason why there is none.
+/// The target that options name, or the best one available; null, and the reason, if none.
 const Target* choose_target(const Problem& problem, const PlanOptions& options, std::string& reason) {
   for (const Target& target : all_targets()) {
     if (!options.target.empty() && options.target != target.name) continue;
@@ -58,7 +58,7 @@ class CpuBackend final : public planning::Backend {
   std::unique_ptr<planning::Executable> prepare(const Problem& problem, const PlanOptions& options) const override {
     std::string reason;
     const Target& target = *choose_target(problem, options, reason);
-    if (problem.pass == Pass::backward && problem.paged) {  // many products for each key: what gathering costs does not show
+    if (problem.pass == Pass::backward && problem.paged) {  // many products for each key: the cost of gathering is negligible
       const DType gradients = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
       return planning::make_gather_pages(problem, gradients, options,
                                          prepare_on(target, planning::with_gathered_keys(problem, gradients), options));

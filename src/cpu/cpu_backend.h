@@ -1,5 +1,5 @@
 #pragma once
-// Fused attention on x86 processors.
+// Fused attention on CPUs.
 #include <memory>
 
 #include "plan/backend.h"

@@ -1,5 +1,5 @@
 #pragma once
-// What explain() says about a CPU plan.
+// explain() of a CPU plan.
 #include "cpu/setup.h"
 #include "plan/flops.h"
 
@@ -20,12 +20,12 @@ inline void add_rows(const Work& work, const Task& task, std::int64_t number, Ti
   }
 }
 
-/// A list of tasks that whoever is free takes in order.
+/// A list of tasks that threads take dynamically, in order.
 inline void describe_tasks(const Work& work, const Tasks& tasks, TileSchedule& schedule) {
   for (std::size_t t = 0; t < tasks.size(); ++t) add_rows(work, tasks[t], static_cast<std::int64_t>(t), schedule);
 }
 
-/// Tiles, flops and threads. `products`: matmul flops of the pass in units of the forward's two products.
+/// Tiles, flops and threads. `products`: matmul flops of the pass relative to the forward's two products.
 template <class Real>
 void describe_work(const Setup<Real>& setup, Explanation& explanation, double products) {
   const problem::Problem& p = setup.problem;
@@ -37,7 +37,7 @@ void describe_work(const Setup<Real>& setup, Explanation& explanation, double pr
                           .block_kv = geometry.block_kv,
                           .rows_are_keys = false,
                           .team = "thread",
-                          .teams = setup.slots(),
+                          .teams = setup.workers(),
                           .rows = {}};
   if (setup.work && !setup.work->tiles.empty()) explanation.schedule.block_q = setup.work->tiles.front().queries;
   if (setup.work) {
@@ -54,7 +54,7 @@ void describe_work(const Setup<Real>& setup, Explanation& explanation, double pr
   detail("target", setup.target);
   detail("arithmetic", std::string(setup.ops.name));
   detail("tile", std::to_string(geometry.lanes) + " lanes (head, query) x " + std::to_string(geometry.block_kv) + " keys");
-  detail("threads", std::to_string(setup.slots()));
+  detail("threads", std::to_string(setup.workers()));
   if (p.paged)
     detail("pages", geometry.block_kv <= p.page_size() && p.page_size() % geometry.block_kv == 0
                         ? "blocks of keys are read where they lie"

@@ -17,13 +17,13 @@ namespace {
 
 // What is missing for a target; empty: nothing.
 #if defined(__x86_64__)
-/// Clang's __builtin_cpu_supports does not know this one. AVX2 tells that the system saves the registers it works on.
+/// Clang's __builtin_cpu_supports does not know F16C. That the system saves its registers follows from AVX2.
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
-/// __builtin_cpu_supports also asks the operating system (XCR0).
+/// __builtin_cpu_supports also checks operating system support (XCR0).
 std::string missing_for_avx2() {
   if (!__builtin_cpu_supports("avx2")) return "avx2";
   if (!__builtin_cpu_supports("fma")) return "fma";
@@ -61,7 +61,7 @@ std::string missing_for_neonbf16() {
 }
 #endif
 
-/// Seconds of the fastest of some products of one block: 64 lanes, 64 dims.
+/// Best time of the product of one block: 64 lanes, 64 dims.
 [[maybe_unused]] double block_seconds(const BlockOps<float>& ops) {
   constexpr int dim = 64, max_cells = 256 * 64;
   alignas(64) static float panel[max_cells], tile[max_cells], keys[max_cells];

@@ -1,6 +1,5 @@
 #pragma once
-// What the forward passes have in common: their tensors, tasks of a few tiles that share the way of keys through the caches, and what sums
-// of exponentials come to.
+// What the forward passes share: tensors, tasks of a few tiles that share keys in cache, and the end of the softmax.
 #include <algorithm>
 #include <limits>
 
@@ -9,18 +8,15 @@
 namespace foveal::cpu {
 
 template <class Real, class Memory>
-struct ForwardCallOf : CallOf<Memory> {
-  ForwardCallOf(const problem::Buffers& b, const Setup<Real>& s)
-      : CallOf<Memory>(b), q(b.q), out(b.out), k(s.problem, b, b.k), v(s.problem, b, b.v), lse(b.lse) {
+struct ForwardCallOf : CallOf<Real, Memory> {
+  ForwardCallOf(const problem::Buffers& b, const Setup<Real>& s) : CallOf<Real, Memory>(b, s), lse(b.lse) {
     if (s.problem.sink >= 0) sink = &b.params[static_cast<std::size_t>(s.problem.sink)];
   }
-  HeadRows q, out;
-  KeyBlocks k, v;
   LaneScalars<Real> lse;
   const TensorView* sink = nullptr;
 };
 
-/// factor: 1 / sum of each lane, 0 for one with nothing to attend. Writes lse, which is lse(lane) for the others.
+/// factor = 1 / sum of each lane, 0 for one that attends to nothing. Writes lse: lse(lane), or -inf.
 template <class Real, class Call, class Lse>
 void finish_sums(const Call& call, const Sequence& sequence, const LaneTile& tile, const Real* sum, Real* factor, Lse&& lse) {
   for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
@@ -32,9 +28,9 @@ void finish_sums(const Call& call, const Sequence& sequence, const LaneTile& til
   });
 }
 
-template <class Real, class Call, class Slot>
-class ForwardPass : public TiledPass<Real, Call, Slot, Tasks> {
-  using Base = TiledPass<Real, Call, Slot, Tasks>;
+template <class Real, class Call, class Worker>
+class ForwardPass : public TiledPass<Real, Call, Worker, Tasks> {
+  using Base = TiledPass<Real, Call, Worker, Tasks>;
 
  protected:
   using Base::Base;
@@ -44,7 +40,7 @@ class ForwardPass : public TiledPass<Real, Call, Slot, Tasks> {
     tiles_per_task_ = tiles_per_task;
     this->plan(tiles_per_task, static_cast<std::size_t>(s_.planner.max_tiles()) * sizeof(Task) + 64);
   }
-  /// As many, up to `most`, as stay in L2 with what they carry along, while `tasks` are left.
+  /// As many tiles, up to `most`, as fit in L2 with their state while there are still `tasks` tasks.
   int tiles_per_task(std::size_t tile_bytes, std::int64_t tasks, std::int64_t most) const {
     const auto fit = static_cast<std::int64_t>(std::size_t{512} * 1024 / tile_bytes);
     const std::int64_t tiles = s_.problem.batch * s_.problem.heads_kv * s_.planner.max_tiles_per_group();

@@ -13,7 +13,7 @@ namespace {
 
 using scoring::Interval;
 
-/// One range for each parameter, whatever the indices.
+/// One range for each parameter, regardless of indices.
 class WholeRanges : public scoring::ReadRanges {
  public:
   explicit WholeRanges(std::span<const Interval> ranges) : ranges_(ranges) {}
@@ -50,25 +50,24 @@ void include(Extremes& extremes, const T* data, const problem::TensorSpec& spec,
   extremes = {low, high};
 }
 
-/// Of the elements; nothing for types that hold no integers.
+/// Of the elements; nullopt for real and boolean types.
 std::optional<Extremes> extremes_of(const problem::TensorSpec& spec, const void* data) {
-  Extremes extremes;
+  const auto of = [&]<class T>(T) {
+    Extremes extremes;
+    include(extremes, static_cast<const T*>(data), spec, 0);
+    return extremes;
+  };
   switch (spec.dtype) {
     case DType::i64:
-      include(extremes, static_cast<const std::int64_t*>(data), spec, 0);
-      return extremes;
+      return of(std::int64_t{});
     case DType::i32:
-      include(extremes, static_cast<const std::int32_t*>(data), spec, 0);
-      return extremes;
+      return of(std::int32_t{});
     case DType::i16:
-      include(extremes, static_cast<const std::int16_t*>(data), spec, 0);
-      return extremes;
+      return of(std::int16_t{});
     case DType::i8:
-      include(extremes, static_cast<const std::int8_t*>(data), spec, 0);
-      return extremes;
+      return of(std::int8_t{});
     case DType::u8:
-      include(extremes, static_cast<const std::uint8_t*>(data), spec, 0);
-      return extremes;
+      return of(std::uint8_t{});
     default:
       return std::nullopt;
   }
@@ -83,7 +82,7 @@ scoring::Box box_of(const problem::Problem& p) {
   return box;
 }
 
-/// Is there a value, by the bounds of all, that is not certain to fit 32 bits? fn(id) for each.
+/// Calls fn(id) for each value that, by the bounds of all, may not fit in 32 bits.
 template <class Fn>
 void each_wide(const scoring::Program& program, const scoring::IntervalProgram& bounds, std::span<const Interval> values, Fn fn) {
   for (std::size_t id = 0; id < program.code.size(); ++id) {

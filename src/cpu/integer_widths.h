@@ -1,5 +1,5 @@
 #pragma once
-// Which integers of a problem's programs need 64 bits, and whether those of a run do: that is known from the elements of its parameters.
+// Which integers of a problem's programs may need 64 bits, and whether they do in a run, given the elements of its parameters.
 #include <cstddef>
 #include <vector>
 
@@ -13,15 +13,15 @@ class IntegerWidths {
  public:
   explicit IntegerWidths(const problem::Problem& problem);
 
-  /// For each value of a program, whatever the elements of the parameters are: is it an integer that may leave 32 bits, or a comparison of
-  /// integers whose terms may, when they move from one side to the other?
+  /// For each value of a program, for all possible elements of the parameters: is it an integer that may overflow 32 bits, or a comparison
+  /// of integers whose terms may when they are moved from one side to the other?
   std::vector<char> wide(const scoring::Program& program) const;
 
-  /// Is there any such value? If not, every run has integers of 32 bits.
+  /// Whether there is any such value. If not, 32 bits suffice for every run.
   bool undecided() const { return !programs_.empty(); }
-  /// Of the memory that the question below takes, aligned to 8.
+  /// Scratch for the call below, aligned to 8.
   std::size_t bytes() const;
-  /// May integers leave 32 bits with these parameters? Throws invalid_argument where they may leave 64.
+  /// Whether integers may overflow 32 bits with these parameters. Throws invalid_argument where they may overflow 64.
   bool operator()(const std::vector<TensorView>& params, void* memory) const;
 
  private:

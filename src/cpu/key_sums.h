@@ -1,5 +1,5 @@
 #pragma once
-// Accumulators of dk and dv with a row for each key.
+// Row-major accumulators of dk and dv.
 #include <algorithm>
 
 #include "cpu/setup.h"
@@ -26,7 +26,7 @@ class KeyRowSums {
   }
   std::size_t bytes(std::int64_t rows) const { return static_cast<std::size_t>(rows * (dk_ + dv_)) * sizeof(Real); }
 
-  /// Rows of all heads; each sequence has a block to spare, because ranges are rounded up.
+  /// Rows of all heads; each sequence has a spare block, because ranges are rounded up.
   std::int64_t rows() const { return s_.problem.heads_kv * rows_of_head(); }
   std::int64_t row(const Sequence& sequence, std::int32_t kv_head) const {
     const std::int64_t token = s_.problem.ragged_kv() ? sequence.kv_begin : sequence.index * s_.problem.seqlen_kv;
@@ -40,7 +40,7 @@ class KeyRowSums {
     std::fill_n(sums.dk, keys * dk_, Real(0));
     std::fill_n(sums.dv, keys * dv_, Real(0));
   }
-  /// Adds so many rows of each of `shares` that lie `distance` rows apart into the first, in order.
+  /// Adds `keys` rows of each share into the first, in order; shares are `distance` rows apart.
   void add(const KeySums<Real>& sums, std::int64_t keys, std::int64_t shares, std::int64_t distance) const {
     const auto add = [&](Real* sum, std::int64_t ld) {
       for (std::int64_t share = 1; share < shares; ++share) {
@@ -50,7 +50,7 @@ class KeyRowSums {
     };
     add(sums.dk, dk_), add(sums.dv, dv_);
   }
-  /// Keys of a sequence from `key` on.
+  /// Writes keys [key, key + keys) of a sequence.
   template <class Call>
   void write(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t key, std::int64_t keys,
              const KeySums<Real>& sums) const {

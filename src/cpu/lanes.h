@@ -1,135 +1,17 @@
 #pragma once
-// From tensors to the rows, lanes and blocks that the block operations take.
+// The lanes of a tile, (query head, query) pairs: their rows in tensors and their symbols.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 
 #include "base/dtype.h"
-#include "cpu/float_mode.h"
-#include "cpu/kernels/block_ops.h"
-#include "cpu/tape.h"
+#include "cpu/head_rows.h"
+#include "cpu/tape_code.h"
 #include "cpu/work.h"
-#include "cpu/workspace.h"
 
 namespace foveal::cpu {
 
 constexpr int max_lanes = 64;  ///< widest tile of any table
-
-/// Heads of a logical [batch, seqlen, heads, dim] tensor.
-class HeadRows {
- public:
-  HeadRows() = default;
-  explicit HeadRows(const TensorView& view)
-      : data_(static_cast<char*>(view.data)), bytes_(static_cast<std::int64_t>(size_of(view.dtype))), dtype(view.dtype) {
-    if (!view.present()) return;
-    batch_ = view.strides[0] * bytes_, row_ = view.strides[1] * bytes_, head_ = view.strides[2] * bytes_;
-    row_stride = view.strides[1], stride = view.strides[3];
-  }
-  void* row(std::int64_t batch, std::int64_t token, std::int64_t head) const {
-    return data_ + batch * batch_ + token * row_ + head * head_;
-  }
-  KeyRows keys(std::int64_t batch, std::int64_t token, std::int64_t head) const {
-    return {row(batch, token, head), row_stride, stride, dtype};
-  }
-  KeyRowsOut keys_out(std::int64_t batch, std::int64_t token, std::int64_t head) const {
-    return {row(batch, token, head), row_stride, stride, dtype};
-  }
-
- private:
-  char* data_ = nullptr;
-  std::int64_t bytes_ = 0, batch_ = 0, row_ = 0, head_ = 0;
-
- public:
-  DType dtype = DType::f32;
-  std::int64_t row_stride = 0, stride = 1;
-};
-
-/// The rows of the next block, on their way to L2 while this one is worked on: hardware does not follow long strides. A block's visits
-/// share them.
-class NextRows {
- public:
-  NextRows(const KeyRows& rows, int keys, int dim)
-      : data_(static_cast<const char*>(rows.data)),
-        row_bytes_(rows.row_stride * static_cast<std::int64_t>(size_of(rows.dtype))),
-        keys_(rows.stride == 1 ? keys : 0),
-        bytes_(dim * static_cast<int>(size_of(rows.dtype))) {}
-  /// The share of visit i of n.
-  void fetch(int i, int n) const {
-    for (int key = keys_ * i / n; key < keys_ * (i + 1) / n; ++key)
-      for (int byte = 0; byte < bytes_; byte += 64) __builtin_prefetch(data_ + key * row_bytes_ + byte, 0, 2);
-  }
-
- private:
-  const char* data_;
-  std::int64_t row_bytes_;
-  int keys_, bytes_;
-};
-
-/// Keys or values that a forward pass reads, a block at a time: where they are, or, where a block lies on several pages, copied together.
-class KeyBlocks {
- public:
-  KeyBlocks(const problem::Problem& problem, const problem::Buffers& buffers, const TensorView& view) : rows_(view) {
-    if (!problem.paged) return;
-    page_size_ = view.sizes[1], dim_ = view.sizes[3];
-    row_stride_ = buffers.block_table.strides[0], entry_stride_ = buffers.block_table.strides[1];
-    pages_ = static_cast<const std::int32_t*>(buffers.block_table.data);
-  }
-
-  /// Bytes of `copy` for block().
-  static std::size_t copy_bytes(const problem::Problem& problem, int keys, int dim) {
-    return problem.paged ? static_cast<std::size_t>(keys) * static_cast<std::size_t>(dim) * size_of(problem.dtype) : 0;
-  }
-  /// `keys` keys of a sequence from `key` on. copy: needed where there are pages.
-  KeyRows block(const Sequence& sequence, std::int64_t key, int keys, std::int64_t head, void* copy = nullptr) const {
-    if (!pages_) return rows_.keys(sequence.batch, sequence.kv_begin + key, head);
-    if (key % page_size_ + keys <= page_size_) return on_page(sequence, key, head);
-    const auto width = static_cast<std::int64_t>(size_of(rows_.dtype));
-    for (int done = 0; done < keys;) {
-      const KeyRows from = on_page(sequence, key + done, head);
-      const auto count = static_cast<int>(std::min<std::int64_t>(keys - done, page_size_ - (key + done) % page_size_));
-      for (int row = 0; row < count; ++row) {
-        char* to = static_cast<char*>(copy) + (done + row) * dim_ * width;
-        const char* first = static_cast<const char*>(from.data) + row * from.row_stride * width;
-        if (from.stride == 1) {
-          std::memcpy(to, first, static_cast<std::size_t>(dim_ * width));
-        } else {
-          for (std::int64_t d = 0; d < dim_; ++d)
-            std::memcpy(to + d * width, first + d * from.stride * width, static_cast<std::size_t>(width));
-        }
-      }
-      done += count;
-    }
-    return {copy, dim_, 1, rows_.dtype};
-  }
-  /// The same block, on its way to the cache; of one on several pages the first page's.
-  NextRows next(const Sequence& sequence, std::int64_t key, int keys, std::int64_t head, int dim) const {
-    if (keys <= 0) return {{nullptr, 0, 1, rows_.dtype}, 0, dim};
-    if (!pages_) return {rows_.keys(sequence.batch, sequence.kv_begin + key, head), keys, dim};
-    return {on_page(sequence, key, head), static_cast<int>(std::min<std::int64_t>(keys, page_size_ - key % page_size_)), dim};
-  }
-
- private:
-  KeyRows on_page(const Sequence& sequence, std::int64_t key, std::int64_t head) const {
-    const std::int64_t page = pages_[sequence.index * row_stride_ + key / page_size_ * entry_stride_];
-    return rows_.keys(page, key % page_size_, head);
-  }
-
-  HeadRows rows_;
-  const std::int32_t* pages_ = nullptr;
-  std::int64_t page_size_ = 0, dim_ = 0, row_stride_ = 0, entry_stride_ = 0;
-};
-
-/// Rows of k and v on their way to L2.
-struct NextKeys {
-  NextRows k, v;
-  /// The share of visit i of n.
-  void fetch(int i, int n) const {
-    k.fetch(i, n);
-    v.fetch(i, n);
-  }
-};
 
 /// lse and dlse: [batch, heads_q, seqlen_q].
 template <class Real>
@@ -157,7 +39,7 @@ void for_each_lane(const LaneTile& tile, Fn&& fn) {
     for (std::int32_t q = 0; q < tile.queries; ++q) fn(lane++, tile.head + h, tile.q + q);
 }
 
-/// Calls fn(lane, logit) for the lanes with a sink: a score that is there before the first key.
+/// Calls fn(lane, logit) for the lanes with a sink, which starts their softmax.
 template <class Fn>
 void for_each_sink(const TensorView& sinks, const LaneTile& tile, Fn&& fn) {
   for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t) {
@@ -166,7 +48,7 @@ void for_each_sink(const TensorView& sinks, const LaneTile& tile, Fn&& fn) {
   });
 }
 
-/// The rows of a tile's lanes in a tensor; null for those that padding adds.
+/// The rows of a tile's lanes in a tensor; null for padding.
 struct LanePointers {
   LanePointers(const HeadRows& tensor, const Sequence& sequence, const LaneTile& tile) : stride(tensor.stride), dtype(tensor.dtype) {
     for_each_lane(tile,
@@ -180,7 +62,7 @@ struct LanePointers {
   DType dtype;
 };
 
-/// Rows of a tile on their way to the cache while another is worked on: hardware does not follow long strides.
+/// Prefetches the rows of the next tile: hardware does not prefetch long strides.
 inline void fetch_lanes(const HeadRows& tensor, const Sequence& sequence, const LaneTile& tile, int dim) {
   if (tensor.stride != 1) return;
   const auto bytes = dim * static_cast<int>(size_of(tensor.dtype));
@@ -192,7 +74,7 @@ inline void fetch_lanes(const HeadRows& tensor, const Sequence& sequence, const 
 
 inline int padded_lanes(const LaneTile& tile) { return round_up(tile.lanes(), TileFrame::lane_multiple); }
 
-/// The symbols of a tile's lanes; padding repeats the last lane.
+/// head and q_idx of a tile's lanes; padding repeats the last lane.
 struct LaneSymbols {
   alignas(64) std::int32_t head[max_lanes], q_idx[max_lanes];
 
@@ -214,7 +96,7 @@ struct LaneView {
   LaneView slice(int begin, int end) const { return {end - begin, head + begin, q_idx + begin}; }
 };
 
-/// The first block >= from that one of some tiles visits, or none. Each tile's own next block stands in its state.
+/// The first block >= from that any of the tiles visits, or none. Sets tile.block to the next block of each.
 template <class Tile>
 std::int32_t next_block(Tile* tiles, int count, std::int32_t from) {
   std::int32_t first = BlockCursor::none;
@@ -224,65 +106,10 @@ std::int32_t next_block(Tile* tiles, int count, std::int32_t from) {
   }
   return first;
 }
-/// Whether one of them visits a part of the block only.
+/// Whether the block is partial for any of them.
 template <class Tile>
 bool any_partial(const Tile* tiles, int count, std::int32_t block) {
   return std::any_of(tiles, tiles + count, [&](const Tile& tile) { return tile.block == block && !tile.cursor.full(); });
-}
-
-/// The state that kernels want of a thread. Denormals are zeros: an operation that makes one costs a hundred cycles, and nothing here needs
-/// them. And what a table of operations asks for itself.
-class TaskMode {
- public:
-  TaskMode(void (*enter)(), void (*leave)()) : saved_(float_mode()), leave_(leave) {
-    set_float_mode(saved_ | denormals_are_zeros);
-    if (enter) enter();
-  }
-  ~TaskMode() {
-    if (leave_) leave_();
-    set_float_mode(saved_);
-  }
-  TaskMode(const TaskMode&) = delete;
-  TaskMode& operator=(const TaskMode&) = delete;
-
- private:
-  FloatMode saved_;
-  void (*leave_)();
-};
-
-/// Shrinks the range to the rows that keep something in a valid lane: work saved, and what lies in padded keys (NaN, even) is never
-/// touched.
-inline KeyRange trim(const LaneRanges& ranges, int lanes, int key_multiple, KeyRange range) {
-  std::int32_t first = range.end, last = range.begin;
-  for (int lane = 0; lane < lanes; ++lane)
-    if (ranges.first[lane] < ranges.last[lane]) first = std::min(first, ranges.first[lane]), last = std::max(last, ranges.last[lane]);
-  if (last <= first) return {range.begin, range.begin};
-  return {std::max(range.begin, first / key_multiple * key_multiple), std::min(range.end, last)};
-}
-
-/// The same, from a tile in which dropped pairs are -inf.
-template <class Real>
-KeyRange trim(const Real* tile, int ld, int lanes, int key_multiple, KeyRange range) {
-  const auto empty = [&](int key) {
-    const Real* row = tile + key * ld;
-    for (int lane = 0; lane < lanes; ++lane)
-      if (row[lane] != -std::numeric_limits<Real>::infinity()) return false;
-    return true;
-  };
-  while (range.end > range.begin && empty(range.end - 1)) --range.end;
-  int begin = range.begin;
-  while (begin < range.end && empty(begin)) ++begin;
-  return {std::max(range.begin, begin / key_multiple * key_multiple), range.end};
-}
-
-/// Where the lower half of the lanes should be worked on apart from the upper one, because they need fewer keys together than as one (the
-/// diagonal of a causal mask); otherwise all lanes.
-inline int first_slice(const LaneRanges& ranges, int lanes, int half, KeyRange all) {
-  if (lanes <= half) return lanes;
-  const KeyRange lower = trim(ranges, half, 1, all), upper = trim({ranges.first + half, ranges.last + half}, lanes - half, 1, all);
-  const KeyRange together = trim(ranges, lanes, 1, all);
-  const int apart = lower.end - lower.begin + upper.end - upper.begin;
-  return 8 * apart <= 7 * 2 * (together.end - together.begin) ? half : lanes;
 }
 
 }  // namespace foveal::cpu

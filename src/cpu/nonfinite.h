@@ -1,7 +1,7 @@
 #pragma once
-// A pair that is masked or dropped passes nothing on, whatever its tensors hold. But tiles are multiplied whole, with weights of zero for
-// such pairs, and zero silences every number but infinity and NaN. So where rows hold those, products that sum over pairs read copies with
-// zeros in their place, and what they add to the pairs that are kept is added here, one by one. Rows without them cost one look.
+// Masked and dropped pairs must not propagate infinity or NaN. But tiles are multiplied whole, with zero weights for such pairs, and
+// 0 * infinity is NaN. So where rows hold nonfinite elements, the products that sum over pairs read copies with zeros instead, and their
+// contribution to the pairs that are kept is added here, one by one. Finite rows cost one check.
 #include <cmath>
 #include <cstring>
 
@@ -12,13 +12,13 @@ namespace foveal::cpu {
 
 constexpr int max_block_kv = 128;  ///< longest block of any table
 
-/// The pairs of a tile that are kept: for each key one bit for each lane.
+/// The unmasked pairs of a tile: for each key one bit per lane.
 struct KeptPairs {
   std::uint64_t lanes[max_block_kv];
 
   bool operator()(int key, int lane) const { return lanes[key] >> lane & 1; }
 
-  /// Zeros for the dropped pairs: the exponential of -inf is one, but not where lse is NaN.
+  /// Zeros for dropped pairs: exp(-inf - lse) is zero, except where lse is NaN.
   template <class Real>
   void clear_dropped(Real* tile, int ld, KeyRange range, int valid) const {
     for (int key = range.begin; key < range.end; ++key)
@@ -26,9 +26,9 @@ struct KeptPairs {
         if (!(*this)(key, lane)) tile[key * ld + lane] = 0;
   }
 
-  /// From scores of the valid lanes: a pair is kept inside the ranges where its score is not -inf.
+  /// From the scores of valid lanes: pairs inside the ranges whose score is not -inf.
   template <class Real>
-  void note(const Real* scores, int ld, KeyRange range, int valid, const LaneRanges& ranges) {
+  void record(const Real* scores, int ld, KeyRange range, int valid, const LaneRanges& ranges) {
     for (int key = range.begin; key < range.end; ++key) {
       lanes[key] = 0;
       for (int lane = 0; lane < valid; ++lane) {
@@ -39,13 +39,13 @@ struct KeptPairs {
   }
 };
 
-/// The rows of a block of keys, or of a tile of lanes, that hold infinity or NaN.
+/// The rows of a block of keys or of a tile of lanes that hold infinity or NaN.
 class NonfiniteRows {
  public:
   bool any() const { return any_; }
   void clear() { any_ = false; }
 
-  /// Looks at the rows. Where some hold infinity or NaN, `rows` becomes copies in `memory` (rows * dim elements) with zeros in their place.
+  /// Where some rows hold infinity or NaN, `rows` becomes copies in `memory` (rows * dim elements) with zeros instead.
   template <class Real>
   void take(const BlockOps<Real>& ops, int dim, void* memory, LaneRows& rows) {
     any_ = !ops.finite(rows, dim);

@@ -1,5 +1,5 @@
 #pragma once
-// Keys and values of all groups, packed once for all their queries.
+// Keys and values, packed once for all queries of their kv head.
 #include <algorithm>
 #include <cstdint>
 
@@ -14,7 +14,7 @@ class PackedKeys {
     std::int64_t* first_block = nullptr;  ///< of each group
   };
 
-  PackedKeys(const Setup<float>& setup, const RowOps& ops)
+  PackedKeys(const Setup<float>& setup, const PackedForwardOps& ops)
       : s_(setup),
         ops_(ops),
         block_(setup.geometry.block_kv),
@@ -29,9 +29,9 @@ class PackedKeys {
     layout.array(&Memory::first_block, static_cast<std::size_t>(s_.planner.max_groups()));
     return layout;
   }
-  /// Of a thread that packs: keys in pages, together.
+  /// Of a worker: a copy of a block that spans pages.
   std::size_t scratch_bytes() const { return KeyBlocks::copy_bytes(s_.problem, block_, std::max(s_.dim, s_.dim_v)); }
-  /// Blocks that stay in L2 while tiles pass them.
+  /// Blocks that fit in L2.
   std::int32_t chunk() const { return std::max(1, static_cast<int>(std::size_t{512} * 1024 / (k_bytes_ + v_bytes_))); }
 
   char* k(const Memory& memory, std::int64_t block) const {
@@ -41,7 +41,7 @@ class PackedKeys {
     return static_cast<char*>(memory.v) + static_cast<std::size_t>(block) * v_bytes_;
   }
 
-  /// A part of a group's blocks; whether all of v is finite.
+  /// Packs a part of a group's blocks. False: v is not all finite.
   bool pack(const Memory& memory, const KeyBlocks& k, const KeyBlocks& v, const Work& work, std::size_t g, std::int64_t part,
             std::int64_t parts, void* scratch) const {
     const TileGroup& group = work.groups[g];
@@ -62,7 +62,7 @@ class PackedKeys {
 
  private:
   const Setup<float>& s_;
-  const RowOps& ops_;
+  const PackedForwardOps& ops_;
   const int block_;
   const std::size_t k_bytes_, v_bytes_;
 };

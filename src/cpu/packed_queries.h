@@ -1,19 +1,20 @@
 #pragma once
-// Tiles of queries, packed for the products of a backward pass, with lse, delta and dq of their rows.
+// Tiles of queries packed for the backward products, with their lse, delta and dq.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "cpu/backward_pass.h"
+#include "cpu/lane_ranges.h"
 
 namespace foveal::cpu {
 
 struct BackwardTile : TileWalk {
   void *q_panel, *dout_panel, *q_pairs, *dout_pairs;
   float *lse, *delta, *dq;
-  std::int32_t *first, *last;  ///< keys of this block
+  std::int32_t *first, *last;  ///< keys of the current block
 
-  QueryTile meets(bool all_keys) const {
+  QueryTile view(bool all_keys) const {
     return {q_panel, dout_panel, q_pairs, dout_pairs, lse, delta, dq, all_keys ? LaneRanges{} : LaneRanges{first, last}};
   }
 };
@@ -22,9 +23,9 @@ class PackedQueries {
  public:
   using Tile = BackwardTile;
 
-  PackedQueries(const Setup<float>& setup, const TileBackwardOps& ops) : s_(setup), ops_(ops) {}
+  PackedQueries(const Setup<float>& setup, const PackedBackwardOps& ops) : s_(setup), ops_(ops) {}
 
-  /// Of a tile with its accumulator.
+  /// Of a tile and its accumulator.
   std::size_t bytes() const { return 2 * packed_bytes(s_.dim) + 2 * packed_bytes(s_.dim_v) + dq_bytes(); }
   void lay_out(Layout<Tile>& tile) const {
     const auto lanes = static_cast<std::size_t>(ops_.lanes);
@@ -39,7 +40,7 @@ class PackedQueries {
     tile.array(&Tile::last, max_lanes);
   }
 
-  /// The rows of a tile on their way to the cache.
+  /// Prefetches the rows of a tile.
   template <class Call>
   void fetch(const Call& call, const Sequence& sequence, const LaneTile& tile) const {
     fetch_lanes(call.q, sequence, tile, s_.dim);
@@ -47,14 +48,14 @@ class PackedQueries {
     fetch_lanes(call.out, sequence, tile, s_.dim_v);
   }
 
-  /// Whether all is finite and no row far.
+  /// Packs a tile. False: not all is finite, or a row is far.
   template <class Call>
   bool start(const Call& call, const Sequence& sequence, const LaneTile& tile, Tile& state) const {
     state.start(*call.work, sequence, tile, s_.problem);
     std::fill_n(state.lse, ops_.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(state.delta, ops_.lanes, 0.0f);
     std::fill_n(state.dq, dq_bytes() / sizeof(float), 0.0f);
-    bool finite = !call.rows.fill(call.buffers, sequence, tile, s_.dim_v, ops_.row_dots);  // far rows are for others, too
+    bool finite = !call.rows.fill(call.buffers, sequence, tile, s_.dim_v, ops_.row_dots);  // the fallback handles far rows too
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
       const std::int64_t row = call.rows.index(sequence, head, query);
       if (call.rows.empty(row)) return;
@@ -68,7 +69,7 @@ class PackedQueries {
     return ops_.pack_queries(rows.dout.in(ops_.lanes), s_.dim_v, state.dout_panel, state.dout_pairs) && finite;
   }
 
-  /// The keys of its block that each query of a tile keeps; whether any keeps one.
+  /// The keys of its block that each query of a tile attends to. False: none.
   template <class Call>
   bool find_ranges(const Call& call, const Sequence& sequence, const Tile& state, void* tape_scratch) const {
     const KeyRange all{0, s_.block_keys(sequence, state.block)};
@@ -92,7 +93,7 @@ class PackedQueries {
   std::size_t dq_bytes() const { return ops_.acc_bytes(ops_.lanes, s_.dim); }
 
   const Setup<float>& s_;
-  const TileBackwardOps& ops_;
+  const PackedBackwardOps& ops_;
 };
 
 }  // namespace foveal::cpu

@@ -1,10 +1,12 @@
+#include "cpu/param_grad_plan.h"
+
 #include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/parallel.h"
-#include "cpu/tape.h"
+#include "base/strided.h"
 
 namespace foveal::cpu {
 namespace {
@@ -12,13 +14,6 @@ namespace {
 constexpr std::int64_t most_partitions = 64, enough_partitions = 8;
 constexpr std::size_t large = 16u << 20;
 constexpr std::size_t memory_budget = 64u << 20;  // bytes of accumulators, unless one copy of each needs more
-constexpr std::int64_t elements_per_task = 1 << 14;
-
-std::int64_t numel(const std::vector<std::int64_t>& shape) {
-  std::int64_t n = 1;
-  for (std::int64_t size : shape) n *= size;
-  return n;
-}
 
 /// Contiguous and of this type.
 bool is_plain(const problem::TensorSpec& spec, DType dtype) {
@@ -41,7 +36,7 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t share
     if (static_cast<int>(param) == problem.sink || !problem.params[param].gradient.present) continue;
     Accumulator accumulator{};
     accumulator.param = static_cast<int>(param);
-    accumulator.numel = numel(info.shape);
+    accumulator.numel = base::numel(info.shape);
     bool any = false, only_elements = true;
     std::string kinds;
     for (const scoring::TrainableRead& read : score.reads) {
@@ -100,7 +95,7 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t share
     if (!best) break;
     *best = (*best + 1) / 2;
   }
-  // Large sums go straight to the caller's tensor where the heads (and batches) alone keep the threads busy.
+  // Large gradients accumulate in the caller's tensor where heads (and batches) alone keep the threads busy.
   if (single >= large && batch_parts_ * head_parts_ >= enough_partitions) share_parts_ = 1;
   workspace_bytes_ = bytes();
 }
@@ -152,28 +147,16 @@ namespace {
 /// out = value(0), value(1), ... in row-major order.
 template <class Value>
 void write(const TensorView& out, const Executor& executor, Value value) {
-  const std::int64_t count = out.numel(), row = out.rank > 0 ? out.sizes[static_cast<std::size_t>(out.rank - 1)] : 1;
-  const std::int64_t stride = out.rank > 0 ? out.strides[static_cast<std::size_t>(out.rank - 1)] : 1;
-  base::parallel_for(executor, (count + elements_per_task - 1) / elements_per_task, [&](std::int64_t task, int) {
-    const std::int64_t end = std::min(count, (task + 1) * elements_per_task);
-    for (std::int64_t i = task * elements_per_task; i < end;) {  // the rest of a row at a time
-      std::int64_t offset = i % row * stride, rest = i / row;
-      for (int d = out.rank - 1; d-- > 0;) {
-        offset += rest % out.sizes[static_cast<std::size_t>(d)] * out.strides[static_cast<std::size_t>(d)];
-        rest /= out.sizes[static_cast<std::size_t>(d)];
-      }
-      const std::int64_t run = std::min(end - i, row - i % row);
-      switch (out.dtype) {
-        case DType::f32:
-          for (std::int64_t k = 0; k < run; ++k) static_cast<float*>(out.data)[offset + k * stride] = static_cast<float>(value(i + k));
-          break;
-        case DType::f64:
-          for (std::int64_t k = 0; k < run; ++k) static_cast<double*>(out.data)[offset + k * stride] = value(i + k);
-          break;
-        default:
-          for (std::int64_t k = 0; k < run; ++k) base::store(out.data, out.dtype, offset + k * stride, value(i + k));
-      }
-      i += run;
+  base::parallel_runs(out, executor, [&](std::int64_t i, std::int64_t run, std::int64_t offset, std::int64_t stride) {
+    switch (out.dtype) {
+      case DType::f32:
+        for (std::int64_t k = 0; k < run; ++k) static_cast<float*>(out.data)[offset + k * stride] = static_cast<float>(value(i + k));
+        break;
+      case DType::f64:
+        for (std::int64_t k = 0; k < run; ++k) static_cast<double*>(out.data)[offset + k * stride] = value(i + k);
+        break;
+      default:
+        for (std::int64_t k = 0; k < run; ++k) base::store(out.data, out.dtype, offset + k * stride, value(i + k));
     }
   });
 }

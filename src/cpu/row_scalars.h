@@ -1,6 +1,5 @@
 #pragma once
-// What the backward pass needs to know of each query row: lse, and delta = sum over d of dO * O, less dlse. And the gradient of the sink,
-// which follows from these alone.
+// Per-row inputs of the backward pass: lse, and delta = sum over d of dO * O, less dlse. And the gradient of the sink, which needs nothing else.
 #include <cmath>
 #include <limits>
 
@@ -16,7 +15,7 @@ template <class Real>
 class RowScalars {
  public:
   Real *lse = nullptr, *delta = nullptr;
-  Real* far = nullptr;  ///< in units: what scores of a far row are less before lse, which is log(sum) then. 0 elsewhere
+  Real* far = nullptr;  ///< in units: the maximum of a far row, whose lse is then log(sum). 0 elsewhere
 
   RowScalars() = default;
   explicit RowScalars(const problem::Problem& problem) : total_q_(problem.total_q), seqlen_q_(problem.seqlen_q), varlen_(problem.varlen) {}
@@ -32,12 +31,12 @@ class RowScalars {
   std::int64_t index(const Sequence& sequence, std::int32_t head, std::int32_t q) const {
     return head * total_q_ + (varlen_ ? sequence.q_begin + q : sequence.batch * seqlen_q_ + q);
   }
-  /// A row with nothing to attend has lse = +inf here: then P is 0 without further ado.
+  /// A row that attends to nothing has lse = +inf here, so that P is 0.
   bool empty(std::int64_t row) const { return lse[row] == std::numeric_limits<Real>::infinity(); }
 
   using RowDots = void (*)(const LaneRows& a, const LaneRows& b, int dim, Real* result);
 
-  /// For the rows of a tile. Whether some are far, and must be measured.
+  /// Fills the rows of a tile. True: some are far and must be measured.
   bool fill(const problem::Buffers& buffers, const Sequence& sequence, const LaneTile& tile, int dim_v, RowDots row_dots) const {
     const HeadRows outs(buffers.out), douts(buffers.dout);
     const LaneScalars<Real> lses(buffers.lse), dlses(buffers.dlse);
@@ -63,7 +62,7 @@ class RowScalars {
     return any_far;
   }
 
-  /// Far rows of a tile, by what softmax() found: the largest score and the sum of exponentials.
+  /// Sets far rows of a tile from the maxima and sums of softmax().
   void measured(const Setup<Real>& s, const Sequence& sequence, const LaneTile& tile, const Real* max, const Real* sum) const {
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
       const std::int64_t row = index(sequence, head, q);
@@ -75,7 +74,7 @@ class RowScalars {
     });
   }
 
-  /// d / d sink = - sum over rows of p(sink) * delta; nothing where there is no sink, or its gradient is not wanted.
+  /// d / d sink = - sum over rows of p(sink) * delta, where it is wanted.
   void write_dsink(const Setup<Real>& s, const problem::Buffers& buffers) const {
     if (s.problem.sink < 0) return;
     const auto param = static_cast<std::size_t>(s.problem.sink);

@@ -1,15 +1,15 @@
 #pragma once
-// The keys that a tile of queries visits, as spans of granules: whole ones where every key counts, and for partial blocks the keys of each
-// lane.
+// The keys that a tile of queries visits, as spans of granules, with a range of keys for each lane of partial blocks.
 #include <algorithm>
 
+#include "cpu/lane_ranges.h"
 #include "cpu/pass.h"
 
 namespace foveal::cpu {
 
-/// A tile on its way past runs of blocks.
+/// A tile and its position among runs of blocks.
 struct RunWalk : TileWalk {
-  const mask::Run *run, *run_end;  ///< the first run that is not behind it
+  const mask::Run *run, *run_end;  ///< the first run not yet done
 
   void start(const Work& work, const Sequence& sequence, const LaneTile& of, const problem::Problem& problem) {
     TileWalk::start(work, sequence, of, problem);
@@ -36,9 +36,9 @@ class RowSpans {
 
   explicit RowSpans(const Setup<float>& setup) : s_(setup), block_(setup.geometry.block_kv) {}
 
-  /// Takes a tile past its blocks of [begin, end): ops.visit() with as many spans at a time as there is memory for.
-  void visit(const RowOps& ops, const Sequence& sequence, const TapeData& data, std::int32_t begin, std::int32_t end, RunWalk& state,
-             const Memory& memory, void* tape_scratch, RowVisit& visit) const {
+  /// Runs a tile over its blocks in [begin, end): ops.visit() with as many spans at a time as there is memory for.
+  void visit(const PackedForwardOps& ops, const Sequence& sequence, const TapeData& data, std::int32_t begin, std::int32_t end,
+             RunWalk& state, const Memory& memory, void* tape_scratch, ForwardVisit& visit) const {
     constexpr int granule = KeySpan::granule;
     const std::int32_t granules = block_ / granule, whole = sequence.seqlen_kv / block_;
     visit.spans = memory.spans, visit.count = 0;
@@ -70,14 +70,14 @@ class RowSpans {
   }
 
  private:
-  /// The end of the granules from `begin` on whose keys every lane keeps.
+  /// The end of the granules from `begin` on that all lanes attend to.
   static std::int32_t end_of_whole(const LaneRanges& ranges, int lanes, std::int32_t begin) {
     constexpr int granule = KeySpan::granule;
     if (*std::max_element(ranges.first, ranges.first + lanes) > begin * granule) return begin;
     return std::max(begin, *std::min_element(ranges.last, ranges.last + lanes) / granule);
   }
 
-  /// The keys of a block that each lane keeps, and the range that any does.
+  /// The keys of a block that each lane attends to; the result is their union.
   KeyRange block_ranges(const Sequence& sequence, const TapeData& data, const TileWalk& state, std::int32_t block, bool full,
                         std::int32_t* first, std::int32_t* last, void* tape_scratch) const {
     const KeyRange all{0, s_.block_keys(sequence, block)};

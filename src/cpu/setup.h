@@ -1,6 +1,5 @@
 #pragma once
-// What forward and backward plans share: the problem, the table of operations, the score tape, threads, and the work when it is known in
-// advance.
+// What all plans share: the problem, the table of operations, the score tape, threads, and the work where it is known at planning.
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -11,6 +10,7 @@
 #include "base/philox.h"
 #include "cpu/dispatch.h"
 #include "cpu/lanes.h"
+#include "cpu/tape.h"
 #include "plan/backend.h"
 
 namespace foveal::cpu {
@@ -19,7 +19,7 @@ template <class Real>
 struct Setup {
   Setup(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options)
       : Setup(problem, target, ops, options, {ops.tile_lanes, ops.block_kv}) {}
-  /// For tiles other than the table's.
+  /// With a tile shape other than the table's.
   Setup(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options, Geometry geometry)
       : problem(problem),
         target(target.name),
@@ -29,8 +29,8 @@ struct Setup {
         geometry(geometry),
         planner(this->problem, geometry) {
     dim = static_cast<int>(problem.head_dim), dim_v = static_cast<int>(problem.head_dim_v);
-    // Without a tape the scale waits for the exponential, but for its sign: maxima are taken before. (A scale of 0 becomes one that is as
-    // good as 0, for -inf * 0 would not be -inf.)
+    // Without a tape the scale is folded into the exponential, except for its sign, because maxima come first. (A scale of 0 becomes a tiny
+    // one: -inf * 0 would not be -inf.)
     if (!tape.has_score()) {
       sign = problem.scale < 0 ? Real(-1) : Real(1);
       scale = ScoreScale<Real>::of_dots(std::max(std::abs(problem.scale), 1e-30));
@@ -38,19 +38,19 @@ struct Setup {
     if (planner.is_static()) work.emplace(planner.plan());
   }
 
-  /// A score in units, rounded as the scores in a tile are.
+  /// A score in units (ScoreScale), rounded like those of a tile.
   Real in_units(double score) const { return static_cast<Real>(tape.has_score() ? score : score * ScoreScale<Real>::kLog2e / 2); }
   double score_of(double units) const { return tape.has_score() ? units : units * (2 * ScoreScale<Real>::kLn2); }
   static bool far(Real max) { return !(std::abs(max) < Real(far_units)); }
-  /// What a maximum is in base 2 to softmax(), unless it is far.
+  /// A maximum in base 2 as softmax() computes it, unless it is far.
   double base2(Real max) const { return static_cast<double>(Real(max * scale.unit_log2)); }
-  /// By how much in base 2 one maximum exceeds another.
+  /// to - from in base 2.
   Real rise(Real from, Real to) const {
     if (from == to) return 0;
     return static_cast<Real>(far(from) || far(to) ? static_cast<double>(to - from) * static_cast<double>(scale.unit_log2)
                                                   : base2(to) - base2(from));
   }
-  /// log(sum of exponentials) of what softmax() has left; and the same less the maximum.
+  /// lse from the maximum and sum of softmax(); and lse - maximum.
   double lse(Real max, Real sum) const {
     return far(max) ? score_of(static_cast<double>(max)) + std::log(static_cast<double>(sum))
                     : (base2(max) + std::log2(static_cast<double>(sum))) * ScoreScale<Real>::kLn2;
@@ -58,7 +58,7 @@ struct Setup {
   double log_sum(Real max, Real sum) const {
     return far(max) ? std::log(static_cast<double>(sum)) : lse(max, sum) - score_of(static_cast<double>(max));
   }
-  int slots() const { return std::max(1, executor.concurrency); }
+  int workers() const { return std::max(1, executor.concurrency); }
 
   TileFrame frame(const Sequence& sequence, const LaneView& lanes, std::int32_t block, KeyRange range) const {
     TileFrame f;
@@ -74,7 +74,7 @@ struct Setup {
   int block_keys(const Sequence& sequence, std::int32_t block) const {
     return static_cast<int>(std::min<std::int64_t>(geometry.block_kv, sequence.seqlen_kv - std::int64_t{block} * geometry.block_kv));
   }
-  /// Of a block, which need not exist.
+  /// The rows of a block to prefetch; none if the block does not exist.
   NextKeys next_keys(const KeyBlocks& k, const KeyBlocks& v, const Sequence& sequence, std::int32_t kv_head, std::int32_t block) const {
     const std::int64_t key = std::int64_t{block} * geometry.block_kv;
     const int keys = std::max(0, block_keys(sequence, block));
@@ -87,14 +87,20 @@ struct Setup {
     const double p = problem.attention.dropout_p;
     return {rng.seed, rng.offset, base::dropout_threshold(p), 1.0 / (1.0 - p), static_cast<std::int32_t>(problem.heads_all)};
   }
+  /// There is no mask, or it is a range of keys for each lane.
+  bool masks_by_ranges() const { return !tape.has_mask() || tape.mask_is_ranges(); }
+  /// Query rows of a kv head in a sequence; of packed sequences, on average.
+  std::int64_t mean_rows() const {
+    return problem.group_size * (problem.varlen ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_q);
+  }
   bool has_dropout() const { return problem.attention.dropout_p > 0; }
-  /// Pairs may be dropped even where the mask keeps all: by dropout, or by a score of -inf.
+  /// Pairs may be dropped in full blocks too: by dropout, or by a score of -inf.
   bool drops_anywhere() const { return tape.has_score() || has_dropout(); }
-  /// Numbers of a tile's accumulator: a row of lanes for each dim.
+  /// Elements of a tile's accumulator: a row of lanes for each dim.
   std::size_t acc_count(int row_dim) const {
     return static_cast<std::size_t>(padded_dim(row_dim)) * static_cast<std::size_t>(ops.tile_lanes);
   }
-  /// Of a copy of some rows in the tensors' own type.
+  /// Bytes of some rows in the tensors' own type.
   std::size_t copy_bytes(int rows, int row_dim) const {
     return static_cast<std::size_t>(rows) * static_cast<std::size_t>(row_dim) * size_of(problem.dtype);
   }

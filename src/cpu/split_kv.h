@@ -1,6 +1,6 @@
 #pragma once
-// Split-KV: decode has few tiles and many keys, so the keys are cut into as many splits as the shape says. Each sums up for itself; then
-// they are merged in order.
+// Split-KV: decode has few tiles and many keys, so several tasks share the keys of a tile. The shape decides how many; their partial results
+// are merged in order.
 #include <algorithm>
 #include <cmath>
 
@@ -8,7 +8,7 @@
 
 namespace foveal::cpu {
 
-/// What a tile of lanes sums up over its keys.
+/// The softmax state of a tile: unnormalised output, maxima, sums.
 template <class Real>
 struct TileSums {
   Real *acc, *max, *sum;
@@ -21,14 +21,14 @@ class SplitKv {
 
   int count() const { return count_; }
   bool several() const { return count_ > 1; }
-  /// Of the sums of all tiles and splits.
+  /// Of the state of all tiles and splits.
   std::size_t bytes() const { return several() ? static_cast<std::size_t>(places() * count_) * count_of_sums() * sizeof(Real) : 0; }
 
   TileSums<Real> sums(void* memory, std::int64_t tile, int split) const {
     Real* acc = static_cast<Real*>(memory) + static_cast<std::size_t>(tile * count_ + split) * count_of_sums();
     return {acc, acc + acc_count(), acc + acc_count() + lanes_};
   }
-  /// Adds the splits of a tile into the first, in order. max and factor: of its lanes, for a while.
+  /// Merges the splits of a tile into the first, in order. max and factor: scratch.
   TileSums<Real> merge(void* memory, std::int64_t tile, Real* max, Real* factor) const {
     const TileSums<Real> all = sums(memory, tile, 0);
     for (int split = 1; split < count_; ++split) {
@@ -52,7 +52,7 @@ class SplitKv {
     return static_cast<int>(
         std::clamp<std::int64_t>(std::min(wanted_tasks / std::max<std::int64_t>(tiles, 1), blocks / blocks_worth_a_task), 1, 32));
   }
-  /// Tiles that are cut.
+  /// Tiles that are split.
   std::int64_t places() const { return s_.work ? static_cast<std::int64_t>(s_.work->tiles.size()) : s_.planner.max_tiles(); }
   std::size_t count_of_sums() const { return acc_count() + 2 * static_cast<std::size_t>(lanes_); }
   void rescale(const TileSums<Real>& sums, const Real* max, Real* factor) const {

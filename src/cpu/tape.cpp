@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -25,12 +26,20 @@ const TapeKernels& kernels_of(const std::string& target) {
   return targets::tape_scalar;
 }
 
+TapeCall call_of(const TileFrame& frame, const TapeData& data, const void* input, void* output, void* scratch) {
+  TapeCall call{};
+  call.frame = &frame, call.data = &data;
+  call.input = input, call.output = output;
+  call.scratch = static_cast<char*>(scratch);
+  return call;
+}
+
 TapeLayout layout_of(const problem::ParamSpec& spec) {
   const auto rank = static_cast<std::size_t>(spec.tensor.rank);
   return {{spec.tensor.sizes.begin(), spec.tensor.sizes.begin() + rank}, {spec.tensor.strides.begin(), spec.tensor.strides.begin() + rank}};
 }
 
-/// Reads bound parameters one element at a time; notes the first index that is out of range.
+/// Reads bound parameters one element at a time; records the first index out of range.
 class FaultReader : public scoring::ParamReader {
  public:
   FaultReader(const TapeData& data, const std::vector<TapeLayout>& layouts) : data_(data), layouts_(layouts) {}
@@ -65,7 +74,7 @@ class FaultReader : public scoring::ParamReader {
 struct Tape::Prepared {
   explicit Prepared(const problem::Problem& problem) : widths(problem) {}
 
-  /// A program for lanes of one head with consecutive queries, and one for any lanes.
+  /// One program for lanes of one head with consecutive queries, and one for any lanes.
   struct Pair {
     CompiledTape one_head, mixed;
     const CompiledTape& operator()(bool is_one_head) const { return is_one_head ? one_head : mixed; }
@@ -77,7 +86,7 @@ struct Tape::Prepared {
   const TapeKernels* kernels;
   std::vector<TapeLayout> layouts;
   std::vector<DType> dtypes;
-  /// Everything for integers of 32 bits, or for wider ones, too.
+  /// All programs, with 32-bit integers or with wider ones too.
   struct Programs {
     Pair full, partial, backward;
     std::optional<CompiledTape> ranges;
@@ -89,10 +98,10 @@ struct Tape::Prepared {
 
   const Programs& programs(const TapeData& data) const { return data.wide ? wide : *narrow; }
 
-  /// Those for 32 bits know nothing of lengths: plans that differ in these share them.
+  /// Programs with 32-bit integers do not depend on lengths: plans of other lengths share them.
   std::shared_ptr<const Programs> narrow_once() const {
     struct Compiled {
-      std::shared_ptr<const scoring::ScoreProgram> score;  // kept: it is known by its address
+      std::shared_ptr<const scoring::ScoreProgram> score;  // kept alive: the key holds its address
       Programs programs;
     };
     static base::Recent<Compiled> latest(256);
@@ -117,7 +126,7 @@ struct Tape::Prepared {
     return programs;
   }
 
-  /// Runs a program over all lanes of a frame: piece by piece where 16 lanes and more share a head and have consecutive queries.
+  /// Runs a program over all lanes of a frame, in pieces of 16 lanes or more that share a head and have consecutive queries.
   void run(const Pair& pair, TapeCall call) const {
     const auto run_kernel = f64 ? kernels->run_f64 : kernels->run_f32;
     const TileFrame& frame = *call.frame;
@@ -129,7 +138,7 @@ struct Tape::Prepared {
       call.valid_lanes = std::min(last, frame.lanes) - first;
       run_kernel(call);
     };
-    // Pieces start only at multiples of 16; if any piece would start elsewhere the whole tile is mixed.
+    // Pieces start at multiples of 16; if one would start elsewhere, the whole tile runs the program for any lanes.
     std::int32_t breaks = 0;
     for (int start = 0; start < frame.lanes; start += TileFrame::lane_multiple) {
       const std::int32_t head = frame.head[start], q = frame.q_idx[start] - start;
@@ -192,12 +201,12 @@ std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
   std::size_t most = 0;
   const auto add = [&](const CompiledTape& tape) {
     const TapeProgram& t = tape.program;
-    const TapeSlots slots = tape_slots(max_keys, max_ld, t.strip_element);
-    // A narrow piece of a tile has more rows in a strip.
-    const std::size_t spread = tape_slots(max_keys, TileFrame::lane_multiple, 8).key_spread;
-    const std::size_t strip = std::max<std::size_t>(slots.strip, static_cast<std::size_t>(tape_strip_elements) * t.strip_element);
-    most = std::max(most, slots.uniform * t.uniforms + slots.lane * t.lanes + slots.key * t.keys + spread * t.key_spreads +
-                              slots.diagonal * t.diagonals + strip * t.strips);
+    TapeSlots slots = tape_slots(max_keys, max_ld, t.strip_element);
+    // Strips of a narrow piece have more rows.
+    slots.bytes[slot_space(Space::key_broadcast)] = tape_slots(max_keys, TileFrame::lane_multiple, 8)[Space::key_broadcast];
+    std::size_t& strip = slots.bytes[slot_space(Space::strip)];
+    strip = std::max<std::size_t>(strip, static_cast<std::size_t>(tape_strip_elements) * static_cast<std::size_t>(t.strip_element));
+    most = std::max(most, std::inner_product(slots.bytes, slots.bytes + slot_spaces, t.slots, std::size_t{0}));
   };
   for (const Prepared::Programs* programs : {prepared_->narrow.get(), &std::as_const(prepared_->wide)}) {
     for (const Prepared::Pair* pair : {&programs->full, &programs->partial, &programs->backward}) {
@@ -220,13 +229,8 @@ TapeData Tape::bind(const std::vector<TensorView>& params, void* memory) const {
 template <class Real>
 void Tape::apply(const TileFrame& frame, const TapeData& data, const Real* dots, Real* scores, bool partial, Real* lane_max,
                  void* scratch) const {
-  TapeCall call{};
-  call.frame = &frame;
-  call.data = &data;
-  call.input = dots;
-  call.output = scores;
+  TapeCall call = call_of(frame, data, dots, scores, scratch);
   call.lane_max = lane_max;
-  call.scratch = static_cast<char*>(scratch);
   const Prepared::Programs& programs = prepared_->programs(data);
   prepared_->run(partial && has_mask_ ? programs.partial : programs.full, call);
 }
@@ -236,13 +240,8 @@ template void Tape::apply(const TileFrame&, const TapeData&, const double*, doub
 template <class Real>
 void Tape::differentiate(const TileFrame& frame, const TapeData& data, const Real* dots, Real* ds, const TapeGrads* grads,
                          void* scratch) const {
-  TapeCall call{};
-  call.frame = &frame;
-  call.data = &data;
+  TapeCall call = call_of(frame, data, dots, ds, scratch);
   call.grads = grads;
-  call.input = dots;
-  call.output = ds;
-  call.scratch = static_cast<char*>(scratch);
   prepared_->run(prepared_->programs(data).backward, call);
 }
 template void Tape::differentiate(const TileFrame&, const TapeData&, const float*, float*, const TapeGrads*, void*) const;
@@ -250,19 +249,16 @@ template void Tape::differentiate(const TileFrame&, const TapeData&, const doubl
 
 void Tape::lane_ranges(const TileFrame& frame, const TapeData& data, std::int32_t* first, std::int32_t* last, void* scratch) const {
   const CompiledTape& tape = *prepared_->programs(data).ranges;
-  TapeCall call{};
+  TapeCall call = call_of(frame, data, nullptr, nullptr, scratch);
   call.program = &tape.program;
-  call.frame = &frame;
-  call.data = &data;
   call.lanes = frame.padded();
   call.valid_lanes = frame.lanes;
-  call.scratch = static_cast<char*>(scratch);
   (prepared_->f64 ? prepared_->kernels->run_f64 : prepared_->kernels->run_f32)(call);
 
   const TapeSlots slots = tape_slots(frame.keys, frame.padded(), tape.program.strip_element);
-  const char* lanes = call.scratch + slots.uniform * static_cast<std::size_t>(tape.program.uniforms);
+  const char* lanes = call.scratch + slots[Space::uniform] * static_cast<std::size_t>(tape.program.slots[slot_space(Space::uniform)]);
   const auto local = [&](TapeOperand operand, std::int32_t* out) {
-    const auto* global = reinterpret_cast<const std::int32_t*>(lanes + slots.lane * static_cast<std::size_t>(operand.slot));
+    const auto* global = reinterpret_cast<const std::int32_t*>(lanes + slots[Space::lane] * static_cast<std::size_t>(operand.slot));
     for (int i = 0; i < frame.padded(); ++i) out[i] = std::clamp(global[i], frame.kv_idx, frame.kv_idx + frame.keys) - frame.kv_idx;
   };
   local(tape.first, first);

@@ -1,4 +1,4 @@
-// From nodes to steps: sections, slots, and the reuse of strip slots.
+// From nodes to steps: sections, and the allocation of slots.
 #include <algorithm>
 #include <cstring>
 
@@ -29,7 +29,8 @@ class Assembler {
   void emit_constant(NodeId id);
   TapeOperand result_of(NodeId id, NodeId strip_position);
   TapeOperand operand(NodeId id, bool in_strip);
-  TapeOperand spread(NodeId id);
+  TapeOperand broadcast(NodeId id);
+  TapeOperand next_slot(Space space) { return {space, tape_.program.slots[slot_space(space)]++}; }
   TapeOperand new_slot(Varies rank);
   int address(int place, bool in_strip);
 
@@ -40,7 +41,7 @@ class Assembler {
   std::array<std::vector<NodeId>, 3> order_;  ///< of each section, operands first
   base::IdVector<NodeId> last_use_;           ///< position in the strip
   base::IdVector<TapeOperand> slots_;
-  std::map<NodeId, TapeOperand> spreads_;
+  std::map<NodeId, TapeOperand> broadcasts_;
   std::map<std::pair<int, bool>, int> addresses_;
   std::vector<std::int32_t> free_strips_;
   CompiledTape tape_;
@@ -57,7 +58,7 @@ void Assembler::sort_into_sections(const base::IdVector<int>& uses) {
     order(section[id]).push_back(id);
   }
   std::vector<NodeId>& strip = order(Section::strip);
-  if (output_ != no_node) {  // it may overwrite what other steps read
+  if (output_ != no_node) {  // it may overwrite inputs of other steps
     strip.erase(std::find(strip.begin(), strip.end(), output_));
     strip.push_back(output_);
   }
@@ -69,32 +70,23 @@ void Assembler::sort_into_sections(const base::IdVector<int>& uses) {
 }
 
 TapeOperand Assembler::new_slot(Varies rank) {
-  TapeProgram& program = tape_.program;
-  switch (rank) {
-    case Varies::uniform:
-      return {Space::uniform, program.uniforms++};
-    case Varies::row:
-      return {Space::lane, program.lanes++};
-    case Varies::column:
-      return {Space::key, program.keys++};
-    case Varies::diagonal:
-      return {Space::diagonal, program.diagonals++};
-    case Varies::pair:
-      break;
+  static constexpr Space spaces[] = {Space::uniform, Space::lane, Space::key, Space::diagonal, Space::strip};  // by Varies
+  const Space space = spaces[static_cast<std::size_t>(rank)];
+  if (space == Space::strip && !free_strips_.empty()) {
+    const std::int32_t slot = free_strips_.back();
+    free_strips_.pop_back();
+    return {space, slot};
   }
-  if (free_strips_.empty()) return {Space::strip, program.strips++};
-  const std::int32_t slot = free_strips_.back();
-  free_strips_.pop_back();
-  return {Space::strip, slot};
+  return next_slot(space);
 }
 
-/// A key value along the lanes of the strip.
-TapeOperand Assembler::spread(NodeId id) {
-  const auto [at, added] = spreads_.try_emplace(id, TapeOperand{Space::key_spread, tape_.program.key_spreads});
+/// A key value, repeated along the lanes of the strip.
+TapeOperand Assembler::broadcast(NodeId id) {
+  const auto [at, added] = broadcasts_.try_emplace(id);
   if (added) {
-    ++tape_.program.key_spreads;
+    at->second = next_slot(Space::key_broadcast);
     TapeStep step;
-    step.op = TapeOp::spread;
+    step.op = TapeOp::broadcast;
     step.rank = Varies::pair;
     step.wide = nodes_[id].wide;
     step.integer_bytes = gives_real(nodes_[id].op) ? 0 : nodes_.element_of(nodes_[id]);
@@ -109,7 +101,7 @@ TapeOperand Assembler::operand(NodeId id, bool in_strip) {
   if (id == no_node) return {};
   const Node& node = nodes_[id];
   if (node.space != Space::none) return {node.space, 0};
-  return in_strip && node.rank == Varies::column ? spread(id) : slots_[id];
+  return in_strip && node.rank == Varies::column ? broadcast(id) : slots_[id];
 }
 
 int Assembler::address(int place, bool in_strip) {
@@ -153,7 +145,7 @@ void Assembler::emit_constant(NodeId id) {
   tape_.constants.push_back(constant);
 }
 
-/// Where a step of the strip writes. A strip slot whose last use this is can hold the result when the result's elements are not larger:
+/// The destination of a step of the strip. It may reuse the slot of an operand whose last use this is if its elements are not larger, because
 /// steps write behind where they read.
 TapeOperand Assembler::result_of(NodeId id, NodeId strip_position) {
   const Node& node = nodes_[id];

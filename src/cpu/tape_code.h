@@ -9,7 +9,7 @@
 
 namespace foveal::cpu {
 
-/// Where a tile of S^T lies. Lanes from `lanes` to padded() are padding: their head and q_idx must hold values that are valid somewhere.
+/// A tile of S^T. Lanes from `lanes` to padded() are padding: their head and q_idx must be those of some valid lane.
 struct TileFrame {
   static constexpr int lane_multiple = 16;
 
@@ -25,14 +25,14 @@ struct TileFrame {
   int padded() const { return (lanes + lane_multiple - 1) / lane_multiple * lane_multiple; }
 };
 
-/// A bound parameter; its strides are in the code.
+/// A bound parameter; its strides are in the program.
 struct TapeParam {
   const void* data;
   DType dtype;
 };
 struct TapeData {
   const TapeParam* params = nullptr;
-  bool wide = false;  ///< some integers of the run may leave 32 bits
+  bool wide = false;  ///< some integers of this run may overflow 32 bits
 };
 
 /// Accumulators of one partition: contiguous in the parameter's shape; double or float; null for parameters without a gradient.
@@ -47,12 +47,12 @@ struct TapeGrads {
 
 // ---- the code ----
 
-// X(op, result): what one step does, and what it gives: reals, words of 32 bits (integers; booleans as all ones or all zeros), or integers
-// of 64 bits. An operation of the score language becomes the step of its name, with the suffix _r for real operands, _i for integers, _l for
-// those that may leave 32 bits, _b for booleans, or without one where a single type is possible.
+// X(op, result): a step and the type of its result: reals, words of 32 bits (integers; booleans as all ones or all zeros), or integers of 64
+// bits. An operation of the score language becomes the step of its name, with the suffix _r for real operands, _i for integers, _l for
+// those that may overflow 32 bits, _b for booleans, or without one where a single type is possible.
 // clang-format off
 #define FOVEAL_TAPE_OPS(X) \
-  /* values that are there: constants lie in the program */ \
+  /* sources: constants are in the program */ \
   X(constant_r, real) X(constant_i, word) X(constant_l, word64) \
   X(batch, word) X(head, word) X(seqlen_q, word) X(seqlen_kv, word) X(kv_idx, word) X(distance, word) /* kv_idx - q_idx */ \
   /* arithmetic */ \
@@ -75,13 +75,13 @@ struct TapeGrads {
   X(select_r, real) X(select_i, word) X(select_l, word64) /* a ? b : c */ \
   X(to_real_i, real) X(to_real_b, real) X(to_integer_r, word) X(to_integer_b, word) X(to_boolean_r, word) X(to_boolean_i, word) \
   X(to_real_l, real) X(to_boolean_l, word) X(to_int32_l, word64) X(to_integer64_r, word64) \
-  X(lengthen, word64) X(shorten, word) /* to 64 bits, and to the nearest number that 32 bits hold */ \
+  X(lengthen, word64) X(shorten, word) /* to 64 bits; to 32 bits, saturating */ \
   X(round, real) /* wide to the real of the tile */ \
   /* memory */ \
   X(copy_r, real) X(copy_i, word) X(read_r, real) X(read_i, word) X(read_l, word64) X(read_b, word) \
-  X(spread, real)      /* a key value, repeated along the lanes: out[row][0..15] = a[row] */ \
+  X(broadcast, real)   /* a key value, repeated along the lanes: out[row][0..15] = a[row] */ \
   X(guarded_mul, real) /* a == 0 ? 0 : a * b */ \
-  /* sums of the tile a (after zero_r) and their way into the accumulators of a parameter */ \
+  /* reductions of the tile a (after zero_r), and accumulation into a parameter gradient */ \
   X(zero_r, real) X(sum_keys, real) X(sum_lanes, real) X(sum_diagonals, real) X(sum_all, real) X(accumulate, real)
 // clang-format on
 
@@ -91,19 +91,19 @@ enum class TapeOp : std::uint8_t {
 #undef FOVEAL_X
 };
 
-/// How a value varies over a tile, whose lanes are rows of pairs and whose keys are columns. What varies less than pairs lies in arrays of
-/// its own; element (row, lane) of a diagonal value is number lane - row + keys - 1 of its array, so that a row of the tile is a contiguous
-/// piece of it.
+/// How a value varies over a tile, whose lanes are rows of the score matrix and whose keys are columns. Values that do not vary by pair have
+/// arrays of their own; element (row, lane) of a diagonal value is number lane - row + keys - 1 of its array, so that a row of the tile is a
+/// contiguous piece of it.
 using scoring::Varies;
 
-/// Where an operand lives. A strip is a few rows of the tile, small enough that all values of a program over it stay in the L1 cache.
+/// Where an operand is stored. A strip is a few rows of the tile, so few that all values of a program over it fit in L1.
 enum class Space : std::uint8_t {
   none,
   constant,  ///< 16 copies of a number, in the program
   uniform,   ///< 16 copies of one value
   lane,
   key,
-  key_spread,  ///< a key value over the rows of the strip, 16 copies each
+  key_broadcast,  ///< a key value over the rows of the strip, 16 copies each
   diagonal,
   strip,
   lane_q,
@@ -112,12 +112,16 @@ enum class Space : std::uint8_t {
   output,     ///< the caller's tile: scores, or ds (which is read, too)
 };
 
+/// The spaces from uniform to strip consist of slots in scratch memory.
+constexpr int slot_spaces = static_cast<int>(Space::strip) - static_cast<int>(Space::uniform) + 1;
+constexpr int slot_space(Space space) { return static_cast<int>(space) - static_cast<int>(Space::uniform); }
+
 struct TapeOperand {
   Space space = Space::none;
   std::int32_t slot = 0;
 };
 
-/// The address of a read, or of what a gradient is added to: the sum of clamped indices times strides.
+/// The address of a read, or of the accumulator of a gradient: the sum of clamped indices times strides.
 struct TapePlace {
   struct Dim {
     TapeOperand index;
@@ -126,7 +130,7 @@ struct TapePlace {
   };
   int param = 0;
   int rank = 0;
-  bool narrow = true;  ///< the offsets of all dimensions that are not uniform fit in 31 bits together
+  bool narrow = true;  ///< the offsets of all non-uniform dimensions together fit in 31 bits
   Dim dims[TensorView::max_rank];
 };
 
@@ -136,7 +140,7 @@ struct TapeStep {
   bool wide = false;       ///< reals are double whatever the tile holds
   std::int32_t place = 0;  ///< read_*, accumulate
   TapeOperand out, a, b, c;
-  int integer_bytes = 0;  ///< spread: of integers
+  int integer_bytes = 0;  ///< broadcast: of integers
 };
 
 constexpr int tape_constant_bytes = 128, tape_constant_distance = 192;
@@ -148,7 +152,7 @@ struct TapeProgram {
   const void* constants = nullptr;  ///< tape_constant_distance bytes apart
   int strip_element = 4;            ///< bytes of the widest value of a strip
   int strip_begin = 0, strip_end = 0, count = 0;
-  int uniforms = 0, lanes = 0, keys = 0, key_spreads = 0, diagonals = 0, strips = 0;  ///< slots in each space
+  int slots[slot_spaces] = {};  ///< of each space, see slot_space()
 };
 
 /// One run of a program over `lanes` lanes of a tile, starting at `first_lane`.
@@ -171,20 +175,17 @@ constexpr int tape_strip_elements = 1024;
 /// Rows of a strip.
 constexpr int tape_strip_rows(int lanes) { return lanes >= tape_strip_elements ? 1 : tape_strip_elements / lanes; }
 
-/// Bytes of one slot in each space; used by the kernels and by whoever provides scratch. Only strips are worth keeping small.
+/// Bytes of one slot in each space, for the kernels and for the size of scratch. Only strips need to be small.
 struct TapeSlots {
-  std::size_t uniform, lane, key, key_spread, diagonal, strip;
+  std::size_t bytes[slot_spaces];
+  constexpr std::size_t operator[](Space space) const { return bytes[slot_space(space)]; }
 };
 constexpr TapeSlots tape_slots(int keys, int lanes, int strip_element) {
   const auto doubles = [](int n) { return static_cast<std::size_t>(n) * 8; };
   const int rows = tape_strip_rows(lanes), padded_keys = (keys + 15) / 16 * 16;
-  // A diagonal array has room for the vectors that stick out at its end.
-  return {doubles(16),
-          doubles(lanes),
-          doubles(padded_keys),
-          doubles(rows * 16),
-          doubles(padded_keys + lanes + 32),
-          static_cast<std::size_t>(rows) * lanes * strip_element};
+  // Diagonal arrays have room for vectors that overhang at the end.
+  return {{doubles(16), doubles(lanes), doubles(padded_keys), doubles(rows * 16), doubles(padded_keys + lanes + 32),
+           static_cast<std::size_t>(rows) * lanes * strip_element}};
 }
 
 /// Multiplies tiles by keep / (1 - p), keep from base::dropout_bits at global positions.
@@ -195,7 +196,7 @@ struct TileDropout {
   std::int32_t heads_q;
 };
 
-/// What a target supplies.
+/// The tape kernels of a target.
 struct TapeKernels {
   void (*run_f32)(const TapeCall& call);
   void (*run_f64)(const TapeCall& call);

@@ -10,14 +10,14 @@ namespace {
 
 using scoring::TrainableRead;
 
-/// A parameter's gradient as it is accumulated: contiguous.
+/// The layout of a gradient accumulator: contiguous.
 TapeLayout contiguous(const std::vector<std::int64_t>& shape) {
   TapeLayout layout{shape, std::vector<std::int64_t>(shape.size(), 1)};
   for (std::size_t d = shape.size(); d-- > 1;) layout.strides[d - 1] = layout.strides[d] * shape[d];
   return layout;
 }
 
-/// The sum of `value` over what an address of this rank does not tell apart. Factors that do not vary along a sum are applied after it.
+/// Reduces ds * factor to the rank of an address. Factors that are constant along the reduction are applied after it.
 class GradientSum {
  public:
   GradientSum(TapeNodes& nodes, NodeId factor, bool factor_is_one) : nodes_(nodes), factor_(factor), factor_is_one_(factor_is_one) {}

@@ -11,25 +11,25 @@
 
 namespace foveal::cpu {
 
-/// How a parameter lies in memory.
+/// The memory layout of a parameter.
 struct TapeLayout {
   std::vector<std::int64_t> sizes, strides;
   bool operator==(const TapeLayout&) const = default;
 };
 
-/// What all programs of one problem are compiled from.
+/// The source of all programs of a problem.
 struct TapeSource {
   const scoring::ScoreProgram* score = nullptr;
   double scale = 1;
   bool f64 = false;                  ///< tiles are double
   std::vector<TapeLayout> params{};  ///< of the bound parameters
-  /// All lanes share one head and have consecutive queries: the head is uniform, and what depends on kv - q only is a diagonal value.
+  /// All lanes share one head and have consecutive queries: the head is uniform, and what depends only on kv - q is a diagonal value.
   bool one_head = false;
-  /// Says which integers have 64 bits; none: all have 32.
+  /// Which integers have 64 bits; null: none.
   const IntegerWidths* widths = nullptr;
 };
 
-/// A program with the memory it points into. Moving it keeps the program valid.
+/// A program and the memory that it points to. It stays valid when moved.
 struct CompiledTape {
   struct alignas(64) Constant {
     char bytes[tape_constant_bytes];
@@ -49,7 +49,7 @@ struct CompiledTape {
 CompiledTape compile_forward(const TapeSource& source, bool masked);
 /// input: dots; output: ds, in place.
 CompiledTape compile_backward(const TapeSource& source, bool& reads_dots);
-/// Lane values: the first key that a lane keeps and one past the last, where the mask is one range of keys for every lane.
+/// Lane values: the first key that a lane attends to and one past the last; nullopt unless the mask is one range of keys for every lane.
 std::optional<CompiledTape> compile_ranges(const TapeSource& source);
 
 }  // namespace foveal::cpu

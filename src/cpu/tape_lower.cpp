@@ -1,10 +1,9 @@
 #include "cpu/tape_lower.h"
 
 #include <cmath>
-#include <string_view>
 
+#include "cpu/tape_steps.h"
 #include "score/discrete.h"
-#include "score/op_table.h"
 
 namespace foveal::cpu {
 
@@ -12,89 +11,6 @@ using scoring::Instr;
 using scoring::Linear;
 using scoring::Op;
 using scoring::ValueId;
-
-namespace {
-
-struct NamedStep {
-  TapeOp op;
-  std::string_view name;
-};
-constexpr NamedStep named_steps[] = {
-#define FOVEAL_X(op, result) {TapeOp::op, #op},
-    FOVEAL_TAPE_OPS(FOVEAL_X)
-#undef FOVEAL_X
-};
-
-struct Declared {
-  std::string_view name;
-  int arity;
-};
-constexpr Declared declared[] = {
-#define FOVEAL_X(op, text, arity, signature) {#op, arity},
-    FOVEAL_SCORE_OPS(FOVEAL_X)
-#undef FOVEAL_X
-};
-
-constexpr int no_step = -1;
-
-constexpr int find_step(std::string_view name, std::string_view suffix) {
-  for (const NamedStep& step : named_steps)
-    if (step.name.size() == name.size() + suffix.size() && step.name.starts_with(name) && step.name.ends_with(suffix))
-      return static_cast<int>(step.op);
-  return no_step;
-}
-
-/// The step of an operation on operands of a type; booleans are words, so that a step of integers serves them where it has their meaning.
-constexpr int step_of(Op op, Type operands) {
-  const std::string_view name = declared[static_cast<std::size_t>(op)].name;
-  const auto first_of = [](int a, int b) { return a != no_step ? a : b; };
-  switch (operands) {
-    case Type::real:
-      return first_of(find_step(name, "_r"), find_step(name, ""));
-    case Type::integer:
-      return find_step(name, "_i");
-    case Type::boolean:
-      return first_of(find_step(name, "_b"), find_step(name, "_i"));
-  }
-  return no_step;
-}
-
-constexpr std::size_t op_count = std::size(declared);
-
-constexpr auto make_steps() {
-  std::array<std::array<int, 3>, op_count> steps{};
-  for (std::size_t op = 0; op < op_count; ++op)
-    for (Type type : {Type::real, Type::integer, Type::boolean})
-      steps[op][static_cast<std::size_t>(type)] = step_of(static_cast<Op>(op), type);
-  return steps;
-}
-constexpr auto steps = make_steps();
-
-/// The step of an operation on integers of 64 bits.
-constexpr auto make_steps64() {
-  std::array<int, op_count> steps{};
-  for (std::size_t op = 0; op < op_count; ++op) steps[op] = find_step(declared[op].name, "_l");
-  return steps;
-}
-constexpr auto steps64 = make_steps64();
-
-constexpr bool every_operation_of_integers_has_a_step_of_64_bits() {
-  for (std::size_t op = 0; op < op_count; ++op)
-    if (find_step(declared[op].name, "_i") != no_step && static_cast<Op>(op) != Op::read && steps64[op] == no_step) return false;
-  return true;
-}
-static_assert(every_operation_of_integers_has_a_step_of_64_bits(), "tape_code.h: a step NAME_l beside each NAME_i");
-
-constexpr bool every_operation_has_a_step() {
-  for (std::size_t op = 0; op < op_count; ++op) {
-    if (declared[op].arity == 0 || static_cast<Op>(op) == Op::stop_gradient) continue;  // which is in no program
-    if (steps[op] == std::array{no_step, no_step, no_step} && steps64[op] == no_step) return false;
-  }
-  return true;
-}
-static_assert(every_operation_has_a_step(), "tape_code.h: a step NAME_r, NAME_i, NAME_l or NAME_b for each operation with operands");
-
-}  // namespace
 
 Lowering::Lowering(TapeNodes& nodes, const scoring::Program& program) : nodes_(nodes), program_(program) {
   const auto count = static_cast<ValueId>(program.code.size());
@@ -135,7 +51,7 @@ NodeId Lowering::in_64_bits(ValueId id) {
                                                                     : nodes_.make(TapeOp::lengthen, narrow_[id]);
 }
 
-/// An integer that has, or is made of integers that have, 64 bits. How it is a sum is remembered for ranges of keys alone.
+/// An integer with 64 bits, or with operands of 64 bits. Its linear form is kept only for ranges of keys.
 NodeId Lowering::lower_wide(ValueId id) {
   const Instr& instr = program_[id];
   const auto term = [&](std::size_t k) { return instr.arg[k] < 0 ? Linear{} : linear_[instr.arg[k]]; };
@@ -165,7 +81,7 @@ NodeId Lowering::lower_wide(ValueId id) {
   return elementwise(id, false);
 }
 
-/// What an operation becomes. Where nothing else is said: the step of its name.
+/// The node of an operation: by default the step of its name.
 NodeId Lowering::lower(ValueId id, bool wide) {
   const Instr& instr = program_[id];
   const bool integers = instr.type == Type::integer;
@@ -264,31 +180,31 @@ NodeId Lowering::elementwise(ValueId id, bool wide) {
       arg[k] = wide && is_real(instr.arg[k]) ? wide_[instr.arg[k]] : plain(instr.arg[k]);
   }
   const auto op = static_cast<std::size_t>(instr.op);
-  const int step = in_64 && operands == Type::integer ? steps64[op] : steps[op][static_cast<std::size_t>(operands)];
+  const int step = in_64 && operands == Type::integer ? tape_steps64[op] : tape_steps[op][static_cast<std::size_t>(operands)];
   if (in_64 && instr.type == Type::integer) return nodes_.make(static_cast<TapeOp>(step), arg[0], arg[1], arg[2]);
   const NodeId node = nodes_.make(static_cast<TapeOp>(step), arg[0], arg[1], arg[2], wide && instr.type == Type::real);
   return instr.type == Type::integer ? atom(id, node) : node;
 }
 
-/// A step from reals to integers or booleans: in double when all its operands are, which is unless they depend on the score.
+/// A step from reals to integers or booleans: in double if all its operands are, which they are unless they depend on the score.
 NodeId Lowering::discrete(ValueId id) {
   const Instr& instr = program_[id];
   const ValueId a = instr.arg[0], b = instr.arg[1];
   const bool wide = wide_[a] != no_node && (b < 0 || wide_[b] != no_node);
   const auto operand = [&](ValueId value) { return value < 0 ? no_node : wide ? wide_[value] : plain(value); };
-  const int step = steps[static_cast<std::size_t>(instr.op)][static_cast<std::size_t>(Type::real)];
+  const int step = tape_steps[static_cast<std::size_t>(instr.op)][static_cast<std::size_t>(Type::real)];
   return nodes_.make(static_cast<TapeOp>(step), operand(a), operand(b), no_node, wide);
 }
 
-/// Integers: sum(keys, diagonals) op -sum(lanes and uniform values), where all terms are of these ranks.
+/// Integer comparison: sum(key and diagonal terms) op -sum(lane and uniform terms), if there are no others.
 NodeId Lowering::compare(ValueId id) {
   const Instr& instr = program_[id];
-  if (stays_apart(id) || has_wide_operand(instr)) return elementwise(id, false);
+  if (is_rigid(id) || has_wide_operand(instr)) return elementwise(id, false);
   const Sums sums = sums_by_rank(scoring::combine(linear_[instr.arg[0]], linear_[instr.arg[1]], -1));
   const NodeId left = total({sums[Varies::column], sums[Varies::diagonal], sums[Varies::pair]});
   const NodeId right = negated(total({sums[Varies::row], sums[Varies::uniform]}));
   if (nodes_[left].rank == Varies::pair) return elementwise(id, false);
-  const int step = steps[static_cast<std::size_t>(instr.op)][static_cast<std::size_t>(Type::integer)];
+  const int step = tape_steps[static_cast<std::size_t>(instr.op)][static_cast<std::size_t>(Type::integer)];
   return nodes_.make(static_cast<TapeOp>(step), left, right);
 }
 
@@ -310,7 +226,7 @@ NodeId Lowering::read(ValueId id, bool wide) {
 
 // ---- integers as sums ----
 
-/// An integer that is no sum.
+/// An integer that is not a sum.
 NodeId Lowering::atom(ValueId id, NodeId node) {
   const Op op = program_[id].op;
   const ValueId first = op == Op::q_idx ? q_ : op == Op::kv_idx ? kv_ : id;
@@ -341,7 +257,7 @@ NodeId Lowering::negated(NodeId a) {
 }
 
 NodeId Lowering::negated_sum64(const Linear& linear) {
-  constexpr std::int64_t far = std::int64_t{1} << 61;  // a single term that is further away is as good as there
+  constexpr std::int64_t far = std::int64_t{1} << 61;  // a single term beyond is clamped to it
   NodeId sum = nodes_.integer64(-linear.constant);
   for (const Linear::Term& term : linear.terms) {
     NodeId value = in_64_bits(term.atom);
@@ -352,7 +268,7 @@ NodeId Lowering::negated_sum64(const Linear& linear) {
   return sum;
 }
 
-/// The sum of each rank, so that ranks meet as late as possible; c (kv - q) is one diagonal term.
+/// Sums by rank, so that ranks combine as late as possible; c (kv - q) is one diagonal term.
 Lowering::Sums Lowering::sums_by_rank(const Linear& linear) {
   std::int64_t of_q = 0, of_kv = 0;
   for (const Linear::Term& term : linear.terms) {
@@ -380,7 +296,7 @@ NodeId Lowering::total(std::initializer_list<NodeId> parts) {
 
 NodeId Lowering::sum(const Linear& linear) {
   const Sums s = sums_by_rank(linear);
-  // Uniform parts join the array that is smallest.
+  // Uniform parts are added to the smallest array.
   for (Varies rank : {Varies::row, Varies::column, Varies::diagonal})
     if (s[rank] != no_node)
       return total({plus(s[rank], s[Varies::uniform]), rank == Varies::row ? s[Varies::column] : no_node,
@@ -390,7 +306,7 @@ NodeId Lowering::sum(const Linear& linear) {
 
 // ---- constant factors ----
 
-/// value * factor, the factor pushed to where it costs least: into constants, lower ranks and the scale of the dot products.
+/// value * factor, with the factor pushed to where it is cheapest: into constants, lower ranks and the scale of the dot products.
 NodeId Lowering::scaled(ValueId id, double factor, int depth) {
   const Instr& instr = program_[id];
   if (instr.op == Op::real_const) return nodes_.real(instr.real * factor, false);

@@ -1,5 +1,5 @@
 #pragma once
-// The values of one score program as nodes of a tape: precision, sums of integers by rank, and constant factors.
+// Lowers one score program to tape nodes: precision, sums of integers by rank, constant factors.
 #include <array>
 #include <initializer_list>
 #include <map>
@@ -17,14 +17,14 @@ class Lowering {
   bool is_constant(scoring::ValueId id, double value) const;
   scoring::ValueId kv_idx() const { return kv_; }
 
-  /// The value in the tile's precision; and times a constant.
+  /// The value in the tile's precision; and that times a constant.
   NodeId plain(scoring::ValueId id) const { return narrow_[id]; }
   NodeId times(scoring::ValueId id, double factor) { return scaled(id, factor, 0); }
 
-  /// Is it a comparison of integers whose terms must stay on their sides, because they may leave 32 bits elsewhere?
-  bool stays_apart(scoring::ValueId id) const { return is_wide(id); }
+  /// Whether terms of an integer comparison must not be moved across it, because sums of them may overflow 32 bits.
+  bool is_rigid(scoring::ValueId id) const { return is_wide(id); }
 
-  /// How an integer is a sum, and the node of a sum.
+  /// An integer as a linear sum, and the node of such a sum.
   const scoring::Linear& linear(scoring::ValueId id) const { return linear_[id]; }
   NodeId sum(const scoring::Linear& linear);
   NodeId plus(NodeId a, NodeId b);
@@ -34,7 +34,7 @@ class Lowering {
 
  private:
   using ValueId = scoring::ValueId;
-  /// The part of a sum that has each rank.
+  /// The parts of a sum by rank.
   struct Sums {
     std::array<NodeId, 5> of{no_node, no_node, no_node, no_node, no_node};
     NodeId& operator[](Varies rank) { return of[static_cast<std::size_t>(rank)]; }

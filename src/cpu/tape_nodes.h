@@ -1,5 +1,5 @@
 #pragma once
-// The values of one tape program before they have slots: a graph in which equal nodes are the same node.
+// The graph of one tape program before slots are assigned; equal nodes are the same node (CSE).
 #include <array>
 #include <cmath>
 #include <map>
@@ -14,7 +14,7 @@ namespace foveal::cpu {
 using NodeId = std::int32_t;
 constexpr NodeId no_node = -1;
 
-/// What 32 bits hold: also "no key is too low" and "no key is too high".
+/// Also the bounds of an unlimited range of keys.
 constexpr std::int32_t lowest_integer = INT32_MIN, highest_integer = INT32_MAX;
 
 enum class Result : std::uint8_t { real, word, word64 };
@@ -32,12 +32,12 @@ constexpr bool gives_real(TapeOp op) { return result_of(op) == Result::real; }
 
 constexpr bool is_sum(TapeOp op) { return op == TapeOp::sum_keys || op == TapeOp::sum_lanes || op == TapeOp::sum_diagonals; }
 
-/// A step that has no slots yet, or a value that is there already.
+/// A step, or a value of the caller's tiles or of the frame.
 struct Node {
   TapeOp op{};
   Varies rank{};
   bool wide = false;          ///< double in a tile of floats
-  Space space = Space::none;  ///< of a value that is there already: the caller's tiles and the arrays of the frame
+  Space space = Space::none;  ///< of a value of the caller's tiles or of the frame; none: a step
   std::array<NodeId, 3> arg{no_node, no_node, no_node};
   double real = 0;
   std::int64_t integer = 0;
@@ -77,7 +77,7 @@ class TapeNodes {
   NodeId make_ranked(TapeOp op, Varies rank, NodeId a, int place = -1) {
     return add({.op = op, .rank = rank, .arg = {a, no_node, no_node}, .place = place});
   }
-  /// A node of its own, shared with nothing: what goes to the caller's tile is written last, after everything that others read.
+  /// Never shared with an equal node: the caller's tile is written last, after all reads of it.
   NodeId make_output(TapeOp op, NodeId a, NodeId b) { return nodes_.add({.op = op, .rank = Varies::pair, .arg = {a, b, no_node}}); }
 
   /// The number of an address; `layout` says how the parameter (or the accumulator) lies in memory.
@@ -87,7 +87,7 @@ class TapeNodes {
     return add({.op = op, .rank = rank_of_place(number), .wide = wide && !source_.f64, .place = number});
   }
 
-  /// fn(operand) for each node that `node` needs, the indices of its address included.
+  /// Calls fn(operand) for each operand of `node`, the indices of its address included.
   template <class Fn>
   void each_operand(const Node& node, Fn fn) const {
     for (NodeId arg : node.arg)
@@ -97,7 +97,7 @@ class TapeNodes {
   }
   /// How often each node is needed for the roots.
   base::IdVector<int> count_uses(const std::vector<NodeId>& roots) const;
-  /// a * b + c in one step where the product has no other use and is of the same rank (otherwise it is cheaper alone).
+  /// Fuses a * b + c where the product has no other use and the same rank (otherwise it is cheaper alone).
   void fuse_multiply_adds(const base::IdVector<int>& uses);
 
   /// Bytes of one element of a node's value.
@@ -113,8 +113,8 @@ class TapeNodes {
   std::vector<PlaceNode> places_;
 };
 
-/// Steps for the roots (kept in this order at the end of their sections) and all they need. `output`: the node that goes to the caller's
-/// tile, last of all, or no_node. slots: where each node's value lies.
+/// Steps for the roots (in this order, at the end of their sections) and all they need. `output`: the node written to the caller's tile, last
+/// of all, or no_node. slots: the slot of each node.
 CompiledTape assemble(TapeNodes& nodes, std::vector<NodeId> roots, NodeId output, base::IdVector<TapeOperand>* slots = nullptr);
 
 }  // namespace foveal::cpu

@@ -1,4 +1,4 @@
-// Masks that keep one range of keys for every lane: causal, windows, prefixes, padding and their intersections.
+// Masks that are one range of keys for every lane: causal, windows, prefixes, padding and their intersections.
 #include "cpu/tape_lower.h"
 
 namespace foveal::cpu {
@@ -9,7 +9,7 @@ using scoring::Linear;
 using scoring::Op;
 using scoring::ValueId;
 
-/// Keeps max(first) <= kv_idx < min(last).
+/// max(first) <= kv_idx < min(last).
 struct Ranges {
   std::vector<NodeId> first, last;
 };
@@ -59,7 +59,7 @@ std::optional<Ranges> RangeFinder::both(ValueId left, ValueId right) {
   return a;
 }
 
-/// One range only where both are half lines in one direction.
+/// A union is one range only where both are half-lines of the same direction.
 std::optional<Ranges> RangeFinder::either(ValueId left, ValueId right) {
   auto a = find(left), b = find(right);
   if (!a || !b || a->first.size() + a->last.size() != 1 || b->first.size() + b->last.size() != 1 || a->last.size() != b->last.size())
@@ -68,7 +68,7 @@ std::optional<Ranges> RangeFinder::either(ValueId left, ValueId right) {
   return Ranges{{}, {nodes_.make(TapeOp::max_i, a->last[0], b->last[0])}};
 }
 
-/// Of c * kv_idx + rest (lt, le, eq) 0 with c = 1 or -1.
+/// The half-lines of c * kv_idx + rest (lt, le, eq) 0 with c = 1 or -1.
 bool RangeFinder::add_half_lines(Linear linear, Op op, bool in_64_bits, Ranges& out) {
   std::int64_t of_kv = 0;
   std::erase_if(linear.terms, [&](const Linear::Term& term) {
@@ -99,7 +99,7 @@ bool RangeFinder::add_half_lines(Linear linear, Op op, bool in_64_bits, Ranges& 
 
 std::optional<Ranges> RangeFinder::comparison(ValueId id) {
   const Instr& instr = lowering_[id];
-  const bool in_64_bits = lowering_.stays_apart(id);
+  const bool in_64_bits = lowering_.is_rigid(id);
   Ranges out;
   const Linear linear = scoring::combine(lowering_.linear(instr.arg[0]), lowering_.linear(instr.arg[1]), -1);
   for (const Linear::Term& term : linear.terms) {  // |x| <= r is x <= r and -x <= r

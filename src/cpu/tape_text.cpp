@@ -11,7 +11,7 @@ std::string CompiledTape::text() const {
       FOVEAL_TAPE_OPS(FOVEAL_X)
 #undef FOVEAL_X
   };
-  static constexpr const char* spaces[] = {"",         "constant", "uniform", "lane", "key",   "spread",
+  static constexpr const char* spaces[] = {"",         "constant", "uniform", "lane", "key",   "broadcast",
                                            "diagonal", "strip",    "q_idx",   "head", "input", "output"};
   static constexpr const char* ranks[] = {"uniform", "lane", "key", "diagonal", "full"};
   std::ostringstream out;

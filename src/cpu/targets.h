@@ -1,5 +1,5 @@
 #pragma once
-// The tables that src/cpu/targets/*.cpp fill. dispatch.cpp is the only reader.
+// The tables that src/cpu/targets/*.cpp define, for dispatch.cpp.
 #include "cpu/kernels/block_ops.h"
 
 namespace foveal::cpu::targets {

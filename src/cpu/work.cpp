@@ -14,7 +14,7 @@ bool uses(const scoring::Program& program, scoring::Op op) {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// How many heads share a tile: the choice with the fewest tiles, then the fewest heads (their block masks differ less).
+/// GQA packing: how many query heads share a tile. The choice with the fewest tiles, then the fewest heads.
 struct TileShape {
   std::int32_t heads, queries;
 };
@@ -69,7 +69,7 @@ void find_sequences(const problem::Problem& problem, const problem::Buffers* buf
   }
 }
 
-/// Runs of rows of tiles side by side, a fixed number of places for each row. A row that has more runs takes in what lies between the last.
+/// A fixed capacity of runs for each row of tiles. A row with more extends its last run over the gaps.
 class RunPlaces final : public mask::RunSink {
  public:
   RunPlaces(mask::Run* places, std::int32_t per_row, std::int64_t* ends) : places_(places), per_row_(per_row), ends_(ends) {}
@@ -91,7 +91,7 @@ class RunPlaces final : public mask::RunSink {
   std::int64_t* ends_;
 };
 
-constexpr std::size_t gap = alignof(std::max_align_t);  // between two pieces of a memory resource
+constexpr std::size_t gap = alignof(std::max_align_t);  // padding between two allocations of a memory resource
 template <class T>
 std::size_t bytes_of(std::int64_t count) {
   return static_cast<std::size_t>(count) * sizeof(T) + gap;
@@ -150,7 +150,7 @@ std::size_t WorkPlanner::run_bytes() const {
   return bytes;
 }
 
-/// One plan as it is made. Memory is set aside beforehand where there are buffers: the plan is one of a run then.
+/// Makes one plan. With buffers it is the plan of a run, in preallocated memory.
 class WorkPlanner::Planning {
  public:
   Planning(const WorkPlanner& planner, const problem::Buffers* buffers, std::pmr::memory_resource* memory)
@@ -189,7 +189,7 @@ class WorkPlanner::Planning {
  private:
   const scoring::ReadRanges& ranges() const { return known_ ? static_cast<const scoring::ReadRanges&>(*known_) : unknown_; }
 
-  /// Finds the rows of a sequence: shared by all heads and batch rows that cannot differ.
+  /// Classifies the rows of tiles of a sequence; heads and batch rows share them where the mask does not read these.
   void classify(const Sequence& s, std::int32_t head, const TileShape& shape) {
     rows_.clear();
     const std::int64_t row_count = ceil_div(s.seqlen_q, shape.queries), blocks = ceil_div(s.seqlen_kv, block_kv_);
@@ -221,7 +221,7 @@ class WorkPlanner::Planning {
       for (std::int64_t i = row.begin; i < row.end; ++i) row.blocks += blocks_of(i);
   }
 
-  /// The tiles of all queries that share keys.
+  /// The tiles of all queries of a kv head.
   void add_group(std::int32_t sequence, std::int32_t kv_head, const TileShape& shape) {
     const Sequence& s = work_.sequences[static_cast<std::size_t>(sequence)];
     const auto tile_begin = static_cast<std::int64_t>(work_.tiles.size());

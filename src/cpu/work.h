@@ -1,5 +1,5 @@
 #pragma once
-// How a problem is cut up: sequences, tiles of lanes with the kv blocks each must visit, and lists of tasks of about equal cost.
+// The division of a problem: sequences, tiles of lanes with the KV blocks that each visits, and balanced lists of tasks.
 #include <cstdint>
 #include <limits>
 #include <memory_resource>
@@ -13,7 +13,7 @@ namespace foveal::cpu {
 
 /// One batch row, one packed sequence, or a part of one.
 struct Sequence {
-  std::int32_t index = 0;                    ///< which one
+  std::int32_t index = 0;                    ///< number
   std::int32_t symbol = 0;                   ///< the symbol `batch`
   std::int64_t batch = 0;                    ///< row of the tensors
   std::int64_t q_begin = 0, kv_begin = 0;    ///< first token
@@ -85,19 +85,19 @@ struct Work {
   const LaneTile& tile(std::int64_t number) const { return tiles[static_cast<std::size_t>(number)]; }
   BlockCursor blocks(const LaneTile& tile) const { return {runs.data() + tile.run_begin, runs.data() + tile.run_end}; }
 
-  /// first[group]: how many blocks of keys come before it. The result is the most of a group.
+  /// first[group] = blocks of keys of all groups before it. The result is the most blocks of any group.
   std::int64_t number_blocks(int block_kv, std::int64_t* first) const;
 
-  /// Where lists about this work live, too.
+  /// Also for lists about this work.
   std::pmr::memory_resource* memory() const { return tiles.get_allocator().resource(); }
-  /// Tasks of up to `tiles_per_task` tiles, dearest first.
+  /// Tasks of up to `tiles_per_task` tiles, longest first (LPT order).
   Tasks tasks(int tiles_per_task) const;
   /// Each group cut into `shares` tasks of about equal cost, in order of group and share; some may be empty.
   Tasks shares(std::int64_t shares) const;
 };
 
-/// Cuts a problem up: once where tiles and runs follow from the problem alone (fixed lengths, a mask that reads no parameter), otherwise in
-/// every run, in memory that was set aside for it.
+/// Divides a problem: once where tiles and runs depend on the problem alone (fixed lengths, a mask that reads no parameter), otherwise in every
+/// run, in preallocated memory.
 class WorkPlanner {
  public:
   /// The problem must outlive it.
@@ -107,10 +107,10 @@ class WorkPlanner {
   Work plan() const;
   Work plan(const problem::Buffers& buffers, std::pmr::memory_resource* memory) const;
 
-  /// What plan(buffers) takes of its memory at most, and how long lists about its work get.
+  /// Upper bounds: the memory of plan(buffers), and the lengths of lists about its work.
   std::size_t run_bytes() const;
   std::int64_t max_tiles() const { return max_tiles_; }
-  /// As many as there are where queries have one length; a guess from the mean length of packed ones.
+  /// Exact where all sequences have the same length; estimated from the mean length of packed ones.
   std::int64_t likely_tiles() const;
   std::int64_t max_groups() const;
   std::int64_t max_blocks() const;  ///< of all groups
@@ -125,7 +125,7 @@ class WorkPlanner {
   bool reads_head_, reads_batch_, reads_params_, is_static_;
   std::optional<mask::Classifier> classifier_;  ///< none: no mask
   std::int64_t max_tiles_, max_rows_;           ///< rows: of tiles that are classified
-  std::int32_t runs_per_row_;                   ///< in a run; where a row has more, some partial ones take in what lies between
+  std::int32_t runs_per_row_;                   ///< capacity per row in a run; a row with more merges some into partial ones
 };
 
 }  // namespace foveal::cpu

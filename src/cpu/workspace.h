@@ -1,6 +1,6 @@
 #pragma once
-// What lies where in a workspace. The arrays that a struct points to are declared once, at planning, as its members and their lengths; each
-// run places the struct over memory of its own.
+// Workspace layout. Planning declares the arrays that a struct points to, once, by member and length; each run points the members into its own
+// memory.
 #include <cstddef>
 #include <cstring>
 #include <new>
@@ -9,10 +9,10 @@
 
 namespace foveal::cpu {
 
-constexpr std::size_t field_alignment = 128;  // two cache lines: what processors fetch together
+constexpr std::size_t field_alignment = 128;  // two cache lines, which processors prefetch together
 constexpr std::size_t aligned_bytes(std::size_t bytes) { return (bytes + field_alignment - 1) / field_alignment * field_alignment; }
 
-/// Bytes: where a member lies in its struct, and its array in memory.
+/// Offsets in bytes: of a member in its struct, and of its array in memory.
 struct Field {
   std::size_t member, offset;
 };
@@ -29,6 +29,11 @@ class Layout {
   void bytes(T* Base::*member, std::size_t size) {
     add(offset_of(member), size);
   }
+  /// An array of its own, or else that of `other`.
+  template <class A, class B, class Base>
+  void bytes_or_share(bool own, A* Base::*member, std::size_t size, B* Base::*other) {
+    own ? bytes(member, size) : share(member, other);
+  }
   /// Points to what `other` does.
   template <class A, class B, class Base>
   void share(A* Base::*member, B* Base::*other) {
@@ -36,7 +41,7 @@ class Layout {
     for (std::size_t i = 0; i < fields_.size(); ++i)
       if (fields_[i].member == at) return fields_.push_back({offset_of(member), fields_[i].offset});
   }
-  /// A member that has a layout of its own.
+  /// A member with a layout of its own.
   template <class Part, class Base>
   void part(Part Base::*member, const Layout<Part>& layout) {
     for (const Field& field : layout.fields()) fields_.push_back({offset_of(member) + field.member, size_ + field.offset});

@@ -12,7 +12,7 @@ using scoring::Linear;
 using scoring::Op;
 using scoring::ValueId;
 
-/// Two atoms stand for all instructions that read a position.
+/// Atoms for all reads of a position.
 constexpr ValueId q_atom = 0, kv_atom = 1;
 
 class Reader {
@@ -59,7 +59,7 @@ class Reader {
     return band;
   }
 
-  /// Narrows the band to where form + margin <= 0; false where the form is none of a diagonal.
+  /// Narrows the band to form + margin <= 0. False: the form is not that of a diagonal.
   static bool limit(const Linear& form, std::int64_t margin, Band& band) {
     const auto coefficient = [&](ValueId atom) {
       const auto term = std::find_if(form.terms.begin(), form.terms.end(), [&](const Linear::Term& t) { return t.atom == atom; });

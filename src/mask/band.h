@@ -1,5 +1,5 @@
 #pragma once
-// Masks that keep a band of diagonals: causal masks, windows, and both at once. Kernels test such pairs with two comparisons.
+// Masks that are a band of diagonals: causal, sliding window, or both. Kernels test them with two comparisons.
 #include <cstdint>
 #include <optional>
 
@@ -13,8 +13,8 @@ struct Band {
   std::int64_t low = -unlimited, high = unlimited;
 };
 
-/// The band that a mask program keeps, when its form shows that it keeps one: comparisons of q_idx and kv_idx with constants (and lengths,
-/// when they are known), joined by &. An empty program keeps everything.
+/// The band of a mask program made of comparisons of q_idx and kv_idx with constants (and known lengths), joined by &; nullopt for others. An
+/// empty program keeps everything.
 std::optional<Band> find_band(const scoring::Program& mask, std::optional<std::int64_t> seqlen_q, std::optional<std::int64_t> seqlen_kv);
 
 }  // namespace foveal::mask

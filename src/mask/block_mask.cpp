@@ -9,7 +9,7 @@ namespace {
 
 constexpr int halvings_within_a_tile = 6;
 
-/// Lists of runs that grow at their ends, one for each row, in one piece of memory.
+/// One list of runs for each row, linked in one array.
 class RunLists final : public RunSink {
  public:
   explicit RunLists(std::int64_t rows) : first_(static_cast<std::size_t>(rows), -1), last_(first_) {}
@@ -59,8 +59,8 @@ class RunLists final : public RunSink {
 
 std::int64_t tiles(std::int64_t length, std::int32_t block) { return (length + block - 1) / block; }
 
-/// Halves an area of tiles until its pairs are all kept, all dropped, or it is one tile. What bounds cannot decide for a tile, they may for
-/// each of its parts: a few further halvings find tiles that two terms of a mask cover together.
+/// Bisects an area of tiles until its pairs are all kept or all dropped, or it is one tile. Undecided tiles are bisected a few times more:
+/// bounds may decide all parts of a tile that two terms of a mask cover together.
 class Refinement {
  public:
   Refinement(const scoring::IntervalProgram& mask, const Tiling& tiling, std::int64_t batch, std::int64_t head,
@@ -75,7 +75,7 @@ class Refinement {
             point(tiling.whole_kv > 0 ? tiling.whole_kv : tiling.seqlen_kv)};
   }
 
-  /// Columns of one row are met in ascending order.
+  /// Visits the columns of a row in ascending order.
   void visit(std::int64_t row_begin, std::int64_t row_end, std::int64_t column_begin, std::int64_t column_end) {
     const std::int64_t rows = row_end - row_begin, columns = column_end - column_begin;
     const Span q{row_begin * tiling_.block_q, std::min(row_end * tiling_.block_q, tiling_.seqlen_q)};
@@ -118,8 +118,8 @@ class Refinement {
   /// False when not even one pair can be decided: parameters without data.
   bool decidable(const Span& q, const Span& kv) { return evaluate({q.begin, q.begin + 1}, {kv.begin, kv.begin + 1}) != Kept::unknown; }
 
-  /// Looks at the halves of an undecided part. Gives up at the first one that stays undecided or differs from the one before: most border
-  /// tiles cost a few evaluations.
+  /// Bisects an undecided part. Gives up at the first half that stays undecided or differs from the other: most border tiles cost a few
+  /// evaluations.
   Kept decide(const Span& q, const Span& kv, int halvings) {
     if (halvings == 0 || q.size() * kv.size() == 1) return Kept::unknown;
     const bool by_rows = q.size() >= kv.size();
@@ -170,7 +170,7 @@ BlockMask classify(const scoring::Program& mask, const Tiling& tiling, std::int6
   return result;
 }
 
-/// Sweeps the rows. Where a row differs from the one before, the runs of those columns end and begin: work is proportional to the changes.
+/// Sweeps the rows: where a row differs from the one before, runs of those columns end and begin. Work is proportional to the changes.
 BlockMask transpose(const BlockMask& mask) {
   const Tiling& tiling = mask.tiling;
   const std::int64_t rows = static_cast<std::int64_t>(mask.row_begin.size()) - 1;

@@ -1,6 +1,5 @@
 #pragma once
-// Block masks by interval evaluation: a mask program and a tiling give, for each tile row, the runs of tiles that must be visited. No S x S
-// work.
+// Block masks by interval evaluation: for a mask program and a tiling, the runs of tiles that each tile row visits. No S x S work.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -32,7 +31,7 @@ struct BlockMask {
   std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles
 };
 
-/// Takes the runs of tile rows as they are found: those of one row in ascending order, some of which may continue the one before.
+/// Receives runs as they are found: those of one row in ascending order; adjacent ones may be appended separately.
 class RunSink {
  public:
   virtual void append(std::int64_t row, const Run& run) = 0;
@@ -41,7 +40,7 @@ class RunSink {
   ~RunSink() = default;
 };
 
-/// A mask program prepared to be classified again and again, without allocations.
+/// A mask program prepared for repeated classification without allocations.
 class Classifier {
  public:
   explicit Classifier(const scoring::Program& mask) : mask_(mask) {}
@@ -54,9 +53,9 @@ class Classifier {
   scoring::IntervalProgram mask_;
 };
 
-/// Classifies tiles by interval evaluation, refining from large areas to tiles, for one batch and head (both known). `reads` gives the
-/// range of what a parameter read can return over a range of indices; an unknown read makes its tile partial. Sound: a tile called full or
-/// empty is. An empty program gives everything full. Time and memory are proportional to the tiles on the borders of the mask.
+/// Classifies tiles by interval evaluation, refining from large areas to tiles, for one batch and head. `reads` bounds what a parameter read
+/// can return over a range of indices; an unknown read makes its tile partial. Sound: tiles classified as full or empty are. An empty program
+/// makes all tiles full. Time and memory are proportional to the tiles on the borders of the mask.
 BlockMask classify(const scoring::Program& mask, const Tiling& tiling, std::int64_t batch, std::int64_t head,
                    const scoring::ReadRanges& reads);
 BlockMask transpose(const BlockMask& mask);

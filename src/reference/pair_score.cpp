@@ -21,12 +21,12 @@ std::int64_t ParamValues::offset(const TensorView& tensor, std::int32_t param, c
 }
 
 double ParamValues::read(std::int32_t param, const std::int64_t* index) const {
-  const TensorView& tensor = buffers_.params[static_cast<std::size_t>(param)];
+  const TensorView& tensor = tensors_[static_cast<std::size_t>(param)];
   return base::load(tensor.data, tensor.dtype, offset(tensor, param, index));
 }
 
 std::int64_t ParamValues::read_integer(std::int32_t param, const std::int64_t* index) const {
-  const TensorView& tensor = buffers_.params[static_cast<std::size_t>(param)];
+  const TensorView& tensor = tensors_[static_cast<std::size_t>(param)];
   const std::int64_t value = base::load_integer(tensor.data, tensor.dtype, offset(tensor, param, index));
   return problem_.score->params[static_cast<std::size_t>(param)].type == Type::boolean ? value != 0 : value;
 }

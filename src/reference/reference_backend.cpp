@@ -22,7 +22,7 @@ using problem::Problem;
 
 constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
-/// Hands out pieces of the workspace, all of them arrays of double.
+/// Carves the workspace into arrays of double.
 class Arena {
  public:
   explicit Arena(double* memory) : next_(memory) {}
@@ -67,9 +67,9 @@ std::int64_t statistic_offset(const TensorView& t, std::int64_t batch, std::int6
   return batch * t.strides[0] + head * t.strides[1] + row * t.strides[2];
 }
 
-/// Where one sequence lies: in a packed batch all sequences lie in tensor row 0, one after the other.
+/// A sequence in the tensors: packed sequences are all in tensor row 0.
 struct Sequence {
-  std::int64_t batch;         ///< what expressions call batch
+  std::int64_t batch;         ///< the symbol `batch`
   std::int64_t tensor_batch;  ///< the tensors' first index
   std::int64_t first_q, first_kv, seqlen_q, seqlen_kv;
   std::int64_t q_idx, kv_idx;      ///< positions of the first tokens
@@ -101,16 +101,16 @@ Sequence sequence_of(const Problem& p, const Buffers& buffers, std::int64_t batc
   return s;
 }
 
-/// One query row and what is constant along it.
+/// A query row.
 struct Row {
   Sequence sequence;
   std::int64_t head, q;  ///< q counts from the start of the sequence
 };
 
-/// What both passes share: the problem's numbers, and the score of a pair.
+/// Shared by both passes.
 class Rows {
  public:
-  /// queries: those that count, of all tokens; all when it is empty.
+  /// queries: one flag per token of q; empty: all.
   Rows(const Problem& problem, const Buffers& buffers, const std::vector<bool>& queries, Arena& arena)
       : p_(problem),
         buffers_(buffers),
@@ -120,8 +120,12 @@ class Rows {
         keep_scale_(1 / (1 - problem.attention.dropout_p)) {}
 
  protected:
-  bool wanted(const Sequence& sequence, std::int64_t q) const {
-    return queries_.empty() || queries_[static_cast<std::size_t>(sequence.first_q + q)];
+  /// Calls fn(row) for the wanted queries of a kv head.
+  template <class Fn>
+  void each_row(const Sequence& sequence, std::int64_t head_kv, Fn&& fn) const {
+    for (std::int64_t head = head_kv * p_.group_size; head < (head_kv + 1) * p_.group_size; ++head)
+      for (std::int64_t q = 0; q < sequence.seqlen_q; ++q)
+        if (queries_.empty() || queries_[static_cast<std::size_t>(sequence.first_q + q)]) fn(Row{sequence, head, q});
   }
 
   scoring::Point point_of(const Row& row, std::int64_t kv) const {
@@ -149,7 +153,7 @@ class Rows {
     return base::load(tensor.data, tensor.dtype, head * tensor.strides[0]);
   }
 
-  /// All keys and values that query heads of one group read, as doubles.
+  /// The keys and values of a kv head, as doubles.
   void load_keys(const Sequence& sequence, std::int64_t head_kv, double* k, double* v) const {
     for (std::int64_t kv = 0; kv < sequence.seqlen_kv; ++kv) {
       load_row(buffers_.k, sequence.tensor_batch, sequence.first_kv + kv, head_kv, k + kv * p_.head_dim);
@@ -180,9 +184,7 @@ class ForwardRows : Rows {
   void group(std::int64_t batch, std::int64_t head_kv) {
     const Sequence sequence = sequence_of(p_, buffers_, batch);
     load_keys(sequence, head_kv, k_, v_);
-    for (std::int64_t head = head_kv * p_.group_size; head < (head_kv + 1) * p_.group_size; ++head)
-      for (std::int64_t q = 0; q < sequence.seqlen_q; ++q)
-        if (wanted(sequence, q)) row({sequence, head, q});
+    each_row(sequence, head_kv, [this](const Row& r) { row(r); });
   }
 
  private:
@@ -197,10 +199,9 @@ class ForwardRows : Rows {
       if (!score_.keeps(point)) continue;
       point.score = p_.scale * dot(q_, k_ + kv * p_.head_dim, p_.head_dim);
       scores_[kv] = score_.modified(point);
-      largest = std::max(scores_[kv], largest);  // passes over a NaN, which then spoils the sum
+      largest = std::max(scores_[kv], largest);  // ignores a NaN, which then reaches the sum
     }
-    // One step wider than the terms: of 32768 weights, a double may lose 30 units in the last place, and with lse every gradient of the
-    // row.
+    // Wider than the terms: over 32768 weights, a double may lose 30 ulp, and so would lse and every gradient of the row.
     long double sum = sink == minus_infinity ? 0 : std::exp(sink - largest);
     std::fill_n(out_, p_.head_dim_v, 0.0);
     for (std::int64_t kv = 0; kv < sequence.seqlen_kv; ++kv) {
@@ -242,9 +243,7 @@ class BackwardRows : Rows {
     load_keys(sequence, head_kv, k_, v_);
     std::fill_n(dk_, sequence.seqlen_kv * p_.head_dim, 0.0);
     std::fill_n(dv_, sequence.seqlen_kv * p_.head_dim_v, 0.0);
-    for (std::int64_t head = head_kv * p_.group_size; head < (head_kv + 1) * p_.group_size; ++head)
-      for (std::int64_t q = 0; q < sequence.seqlen_q; ++q)
-        if (wanted(sequence, q)) row({sequence, head, q});
+    each_row(sequence, head_kv, [this](const Row& r) { row(r); });
     for (std::int64_t kv = 0; kv < sequence.seqlen_kv; ++kv) {
       if (p_.dk.present) store_row(buffers_.dk, sequence.tensor_batch, sequence.first_kv + kv, head_kv, dk_ + kv * p_.head_dim);
       if (p_.dv.present) store_row(buffers_.dv, sequence.tensor_batch, sequence.first_kv + kv, head_kv, dv_ + kv * p_.head_dim_v);
@@ -266,7 +265,7 @@ class BackwardRows : Rows {
     double weight(double score) const { return std::exp((score - largest) - log_sum); }
   };
 
-  /// Of a far row.
+  /// The maximum and the sum of a far row.
   Shift measure(const Row& row, double lse) {
     const std::int64_t batch = row.sequence.tensor_batch, token = row.sequence.first_q + row.q;
     load_row(buffers_.q, batch, token, row.head, q_);
@@ -322,8 +321,8 @@ class BackwardRows : Rows {
   double* const* dparams_ = nullptr;
 };
 
-/// Tasks are (batch, kv head). They are dealt out in chunks, each with its own accumulators for the parameters, summed in order at the end:
-/// the number of chunks depends on the problem alone, so the result does not depend on the threads.
+/// Tasks are (batch, kv head), in chunks with their own accumulators for the parameters, which are summed in order at the end. The number of
+/// chunks depends on the problem alone, so the result does not depend on the number of threads.
 class Reference : public planning::Executable {
  public:
   Reference(const Problem& problem, const PlanOptions& options, std::vector<bool> queries = {})
@@ -335,9 +334,7 @@ class Reference : public planning::Executable {
     for (const problem::ParamSpec& param : p_.params) {
       gradient_begin_.push_back(gradient_doubles_);
       if (!param.gradient.present) continue;
-      std::int64_t count = 1;
-      for (const std::int64_t size : param.param.shape()) count *= size;
-      gradient_doubles_ += count;
+      gradient_doubles_ += base::numel(param.param.shape());
     }
     constexpr std::int64_t budget = 8 << 20;  // doubles
     tasks_ = p_.batch * p_.heads_kv;
@@ -399,7 +396,7 @@ class Reference : public planning::Executable {
   std::vector<std::int64_t> gradient_begin_;
 };
 
-/// Keys in pages are gathered: the definition of correct reads them in order.
+/// Paged keys are gathered first.
 std::unique_ptr<planning::Executable> make_reference(const Problem& problem, const PlanOptions& options, std::vector<bool> queries = {}) {
   if (!problem.paged) return std::make_unique<Reference>(problem, options, std::move(queries));
   auto inner = std::make_unique<Reference>(planning::with_gathered_keys(problem, DType::f64), options, std::move(queries));
@@ -412,7 +409,7 @@ class ReferenceBackend : public planning::Backend {
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   std::vector<TargetInfo> targets() const override { return {{"reference", "f64", true, "exact, slow: the definition of correct"}}; }
   std::optional<std::string> refuses(const Problem& problem, const PlanOptions& options) const override {
-    constexpr std::int64_t max_dim = 1024;  // the kernels' own: what they serve is never slow without a word
+    constexpr std::int64_t max_dim = 1024;  // that of the kernels: beyond it, this slow backend must be chosen explicitly
     if (options.backend == name() || std::max(problem.head_dim, problem.head_dim_v) <= max_dim) return std::nullopt;
     const bool qk = problem.head_dim > max_dim;
     return base::join(qk ? "head_dim " : "head_dim_v ", qk ? problem.head_dim : problem.head_dim_v,

@@ -1,6 +1,5 @@
 #pragma once
-// The slow exact backend: everything foveal means, row by row in double, on tensors of any type and strides. What it computes is correct by
-// definition.
+// The exact backend: all features, row by row in double, on tensors of any type and strides. It defines what is correct.
 #include <memory>
 #include <vector>
 
@@ -11,8 +10,7 @@ namespace foveal::reference {
 
 std::unique_ptr<planning::Backend> make_reference_backend();
 
-/// What some queries alone give: their rows of out, lse and dq, and their share of every other gradient. queries: for each token of q, is
-/// it one of them? The other rows are not touched.
+/// Runs some queries only: writes their rows of out, lse and dq, and their share of every other gradient. queries: one flag per token of q.
 void run_queries(const problem::Problem& problem, const problem::Buffers& buffers, std::vector<bool> queries);
 
 }  // namespace foveal::reference

@@ -2,18 +2,18 @@
 // CMakeLists.txt.
 #include "amx_model.h"
 
-#include "cpu/kernels/bf16_ops.h"
-#include "cpu/kernels/row_forward.h"
-#include "cpu/kernels/tile_backward.h"
-#include "cpu/kernels/tile_products.h"
+#include "cpu/kernels/amx_backward.h"
+#include "cpu/kernels/amx_forward.h"
+#include "cpu/kernels/amx_products.h"
+#include "cpu/kernels/avx512_bf16_ops.h"
 #include "scalar_tiles.h"
 
 namespace foveal::cpu {
 
 namespace {
-constexpr RowOps rows = RowForwards<ScalarTiles>::table();
-constexpr TileBackwardOps backward = TileBackward<ScalarTiles>::table();
+constexpr PackedForwardOps rows = AmxForwards<ScalarTiles>::table();
+constexpr PackedBackwardOps backward = AmxBackward<ScalarTiles>::table();
 }  // namespace
-extern constexpr BlockOps<float> amx_model = Bf16Ops<TileProducts<ScalarTiles>>::table("amx_model.bf16", &rows, &backward);
+extern constexpr BlockOps<float> amx_model = Bf16Ops<AmxProducts<ScalarTiles>>::table("amx_model.bf16", &rows, &backward);
 
 }  // namespace foveal::cpu

@@ -3,6 +3,8 @@
 #include "cpu/tape.h"
 
 #include <gtest/gtest.h>
+
+#include "cpu/param_grad_plan.h"
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif

@@ -1,16 +1,15 @@
 #pragma once
-// What a target must supply: operations on one block of keys and one tile of lanes. The passes (forward.cpp, backward.cpp) are written
-// once, in ordinary code, over this table; a target fills it from the templates beside this file (plain_ops.h) or with operations of its
-// own.
+// The microkernel interface: operations on one block of keys and one tile of lanes. The passes (forward.cpp, backward.cpp) are written once,
+// in ordinary code, over this table; a target fills it from the templates beside this file (plain_ops.h) or with operations of its own.
 //
-// Everything is S^T: a score tile is Real[block_kv][tile_lanes], one row per key, one lane per (query head, query). Three products do all
-// the work:
+// Everything is S^T: a score tile is Real[block_kv][tile_lanes], one row per key, one lane per (query head, query). Three matrix
+// products do the work, one for each index that is reduced:
 //
 //   dot     tile[key][lane]  = sum over d of  operand[key][d] * panel[d][lane]           S^T = K Q^T, dP^T = V dO^T
 //   mix     acc[d][lane]    += sum over key of operand[key][d] * weights[key][lane]      O^T += V^T P^T, dQ^T += K^T dS^T
 //   spread  acc[key][d]     += sum over lane of weights[key][lane] * rows[lane][d]       dV += P^T dO, dK += dS^T Q
 //
-// Accumulators and tiles are Real; what panel, rows, operand and weights look like inside is the table's own business:
+// Accumulators and tiles are Real; the layouts of panel, rows, operand and weights are private to a table:
 //   plain (fp32, fp64)  panel [d][tile_lanes], rows [lane][padded d], operand = the tensor's own rows where they can be used as they are,
 //                       weights = the tile itself
 //   bf16 (VDPBF16PS)    panel [d / 2][tile_lanes][2], rows [lane / 2][padded d][2], operand = K rows for dot and pairs of rows for mix,
@@ -20,7 +19,7 @@
 // Rules. Buffers are aligned to 64 bytes. Lane counts are multiples of 16, at most tile_lanes, which is the distance between the rows of a
 // tile and of mix's accumulators. A key range [begin, end) indexes the rows of the block; begin is a multiple of key_multiple, end is at
 // most block_kv, and dot may write rows up to the next multiple of key_multiple (their contents do not matter: operations that need zeros
-// there make them). This header and all that the targets include use no templates or inline functions of std: see targets/targets.cmake.
+// there write them). This header and all that targets include use no templates or inline functions of std: see targets/targets.cmake.
 #include <cstddef>
 #include <cstdint>
 
@@ -28,7 +27,7 @@
 
 namespace foveal::cpu {
 
-/// The rows that the lanes of a tile stand for (q, dout, out): row[lane], null for rows that count as zeros.
+/// The row of q, dout or out behind each lane of a tile; null rows read as zeros.
 struct LaneRows {
   const void* const* row;
   int lanes;
@@ -36,7 +35,7 @@ struct LaneRows {
   DType dtype;
 };
 
-/// Where the rows of a tile are written; null rows are skipped.
+/// The same for output; null rows are skipped.
 struct LaneRowsOut {
   void* const* row;
   int lanes;
@@ -56,7 +55,7 @@ struct KeyRowsOut {
   DType dtype;
 };
 
-/// A block of k or v, ready for dot and mix. Strides in elements of whatever the table works with.
+/// A block of k or v prepared for dot and mix. Strides in elements of the table's own layout.
 struct Operand {
   const void* dot = nullptr;
   std::int64_t dot_stride = 0;
@@ -68,13 +67,13 @@ struct KeyRange {
   int begin, end;
 };
 
-/// Keeps, in each lane, the rows first[lane] <= row < last[lane]; null pointers keep all.
+/// Lane i attends to rows first[i] <= row < last[i]; null pointers: to all.
 struct LaneRanges {
   const std::int32_t* first = nullptr;
   const std::int32_t* last = nullptr;
 };
 
-/// Where rounded probabilities go besides the tile; null where a form is not wanted. Unused by tables whose weights are the tile.
+/// Where rounded probabilities are written besides the tile; null where a form is not needed. Unused where the tile itself is the weights.
 struct Weights {
   void* mix = nullptr;
   void* spread = nullptr;
@@ -84,18 +83,18 @@ constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multip
 /// Row length of dk and dv accumulators and of packed rows; rows of out and dq accumulators.
 constexpr int padded_dim(int dim) { return round_up(dim, 16); }
 
-/// Consecutive granules of 32 keys that a tile of queries must visit. Up to granule `whole` every key counts; a span with others lies in
-/// one block, of which ranges hold rows. No two spans share a block.
+/// Consecutive granules of 32 keys that a tile of queries visits. Up to granule `whole` all keys are unmasked; a span with more lies in one
+/// block, and `ranges` has its rows. No two spans share a block.
 struct KeySpan {
   static constexpr int granule = 32;
   std::int32_t begin, whole, end;
   LaneRanges ranges;
 };
 
-/// A tile of queries on its way past keys and values: what it works on, and what it carries along.
-struct RowVisit {
+/// Arguments of a packed forward kernel: a tile of queries, its running state, and the keys that it visits.
+struct ForwardVisit {
   const void *q, *k, *v;    ///< packed; k and v: blocks of the whole sequence
-  float *acc, *max, *sums;  ///< sums: two times 16 for each row, of which the first matter between visits
+  float *acc, *max, *sums;  ///< sums: two sets of 16 for each row; the first is live between visits
   void* scratch;
   const KeySpan* spans;
   int count;  ///< of spans
@@ -103,10 +102,10 @@ struct RowVisit {
   int dim, dim_v, block;
 };
 
-/// A forward pass with rows of queries and packed keys, for bf16 where scores are dot products and masks are ranges (row_forward.h). Sizes
-/// in bytes, of a tile of queries or of so many keys.
-struct RowOps {
-  int rows;  ///< of a tile
+/// A forward kernel over packed queries, keys and values, for bf16 without score_mod where masks are ranges of keys (amx_forward.h). Sizes in
+/// bytes, of a tile of queries or of `keys` keys.
+struct PackedForwardOps {
+  int rows;  ///< queries of a tile
   int (*block)(int dim, int dim_v);
   std::size_t (*q_bytes)(int dim);
   std::size_t (*acc_bytes)(int dim_v);
@@ -114,28 +113,28 @@ struct RowOps {
   std::size_t (*v_bytes)(int keys, int dim_v);
   std::size_t (*scratch_bytes)(int block);
   void (*pack_q)(const LaneRows& rows, int dim, float sign, void* packed);
-  /// A block, of which `keys` exist.
+  /// A block, of which the first `keys` exist.
   void (*pack_k)(const KeyRows& rows, int keys, int block, int dim, void* packed);
-  bool (*pack_v)(const KeyRows& rows, int keys, int block, int dim, void* packed);  ///< whether all are finite
-  void (*visit)(const RowVisit& visit);
+  bool (*pack_v)(const KeyRows& rows, int keys, int block, int dim, void* packed);  ///< false: not all finite
+  void (*visit)(const ForwardVisit& visit);
   void (*add_sums)(const float* sums, float* row_sums);
   void (*write)(const float* acc, int dim, const float* factor, const LaneRowsOut& rows);  ///< row[i] = acc[i] * factor[i], 0 where that is
 };
 
-/// A tile of queries that meets a block of keys in a backward pass.
+/// A tile of queries in a packed backward pass.
 struct QueryTile {
   const void *q_panel, *dout_panel;  ///< packed for the scores and dP
   const void *q_pairs, *dout_pairs;  ///< packed for dk and dv
-  const float *lse, *delta;          ///< of each query; lse times the multiplier's unit, infinity where P is 0
+  const float *lse, *delta;          ///< of each query; lse in the unit of the multiplier, infinity where P is 0
   float* dq;
-  LaneRanges ranges;  ///< null where every key counts
+  LaneRanges ranges;  ///< null: every key
 };
 
-/// A block of keys and the tiles of queries that it meets.
-struct KeyVisit {
+/// Arguments of a packed backward kernel: a block of keys and the tiles of queries that attend to it.
+struct BackwardVisit {
   const void *k, *v, *k_columns;  ///< packed for the scores, for dP, for dq
   float *dk, *dv;
-  bool first;  ///< dk and dv hold nothing yet
+  bool first;  ///< overwrite dk and dv
   void* scratch;
   const QueryTile* tiles;
   int count;
@@ -143,27 +142,26 @@ struct KeyVisit {
   int dim, dim_v;
 };
 
-/// A backward pass with packed keys and queries, for bf16 where scores are dot products and masks are ranges (tile_backward.h). Sizes in
-/// bytes.
-struct TileBackwardOps {
+/// A backward kernel over packed queries, keys and values, under the same conditions (amx_backward.h). Sizes in bytes.
+struct PackedBackwardOps {
   int lanes, keys;                                 ///< of a tile of queries, of a block of keys
   float unit;                                      ///< the exponential takes scores in base 2 times this
-  std::size_t (*packed_bytes)(int rows, int dim);  ///< one packed form of a tile or block
+  std::size_t (*packed_bytes)(int rows, int dim);  ///< one layout of a tile or block
   std::size_t (*acc_bytes)(int rows, int dim);     ///< dq of a tile, dk of a block
   std::size_t scratch_bytes;
   void (*row_dots)(const LaneRows& a, const LaneRows& b, int dim, float* result);
-  /// Both forms of a tile's rows; whether all are finite.
+  /// Both layouts of a tile's rows. False: not all finite.
   bool (*pack_queries)(const LaneRows& rows, int dim, void* panel, void* pairs);
-  /// A block's rows, and their columns where wanted; whether all are finite.
+  /// A block's rows, and their columns unless null. False: not all finite.
   bool (*pack_keys)(const LaneRows& rows, int dim, void* packed, void* columns);
-  void (*visit)(const KeyVisit& visit);
+  void (*visit)(const BackwardVisit& visit);
   void (*write_queries)(const float* dq, int dim, float factor, const LaneRowsOut& rows);
   /// The sum of `count` accumulators, in order.
   void (*write_keys)(const float* const* parts, int count, int dim, float factor, const LaneRowsOut& rows);
 };
 
-/// What the numbers in a tile of scores are. Maxima are kept in units that hold every finite score: scores themselves, or half scores in
-/// base 2 where the numbers are dot products that still wait for their scale.
+/// The unit of a tile of scores. Maxima are kept in units in which no finite score overflows: scores themselves, or half scores in base 2
+/// where the tile holds unscaled dot products.
 template <class Real>
 struct ScoreScale {
   Real log2, natural;            ///< a number times this is a score in base 2, a score
@@ -178,8 +176,8 @@ struct ScoreScale {
   }
 };
 
-/// From so many units on a maximum is far: scores less the maximum come first, their way to base 2 after that. One multiplication for both,
-/// as near 0, would show what a maximum in base 2 loses by rounding.
+/// A maximum of this size or more is far: the maximum is subtracted before the conversion to base 2. One fused multiply-subtract, as is used
+/// near 0, would expose the rounding of the maximum in base 2.
 constexpr int far_units = 4096;
 
 template <class Real>
@@ -188,8 +186,8 @@ struct BlockOps {
   int tile_lanes;
   int block_kv;
   int key_multiple;
-  /// (then all of a tile's pointers may be moved to one of its lanes, a multiple of 16, to work on the lanes from there)
-  bool weights_in_tile;  ///< weights are the tile itself; otherwise buffers of block_kv * tile_lanes elements of 2 bytes
+  /// Weights are the tile, and pointers to tiles may be advanced by a multiple of 16 lanes. Otherwise weights have buffers of 2-byte elements.
+  bool weights_in_tile;
 
   // Packing. Sizes in bytes.
   std::size_t (*panel_bytes)(int dim);
@@ -198,9 +196,9 @@ struct BlockOps {
   /// panel = rows^T * sign (1 or -1).
   void (*pack_panel)(const LaneRows& rows, int dim, Real sign, void* panel);
   void (*pack_rows)(const LaneRows& rows, int dim, void* packed);
-  /// No element is infinite or NaN.
+  /// Whether all elements are finite.
   bool (*finite)(const LaneRows& rows, int dim);
-  /// `keys` rows from `rows.data` on, for dot, mix or both; uses `scratch` (operand_bytes) where the rows cannot be used as they are.
+  /// The first `keys` rows, for dot, mix or both; copied to `scratch` (operand_bytes) where they cannot be used in place.
   Operand (*prepare)(const KeyRows& rows, int keys, int dim, bool for_dot, bool for_mix, void* scratch);
 
   // The three products.
@@ -210,20 +208,20 @@ struct BlockOps {
                  Real* acc);  ///< acc rows: padded_dim(dim) apart
 
   // Softmax: p = 2^(score - max).
-  /// Turns scores into probabilities in place and adds them to sum. max, in units, is lazy: it rises only where a score exceeds it by more
-  /// than 8 in base 2; then `factor` gets what the accumulators must be multiplied with, sum already is, and the result is true. lane_max:
-  /// the largest scores, in units, when the caller knows them, else null. Scores of -inf and those outside ranges give exact zeros.
-  /// weights.mix is written where wanted.
+  /// Online softmax: scores become probabilities in place and are added to sum. max, in units, is lazy: it is raised only where a score
+  /// exceeds it by more than 2^8; then the result is true, sum has been rescaled, and `factor` is what to rescale the accumulators by.
+  /// lane_max: the largest scores, in units, if known, else null. Scores of -inf and those outside ranges give exact zeros. Writes
+  /// weights.mix.
   bool (*softmax)(Real* tile, KeyRange range, int lanes, const ScoreScale<Real>& scale, LaneRanges ranges, const Real* lane_max, Real* max,
                   Real* sum, Real* factor, Weights weights);
-  /// tile = exp(score - far[lane] - lse[lane]), for the backward; far in units, null where all are 0. Natural: lse rounded once more, to
-  /// base 2, would show in dv. weights.spread is written where wanted.
+  /// tile = exp(score - far[lane] - lse[lane]), for the backward; far in units, null where all are 0. In natural units, because rounding
+  /// lse once more, to base 2, would show in dv. Writes weights.spread.
   void (*probabilities)(Real* tile, KeyRange range, int lanes, const ScoreScale<Real>& scale, LaneRanges ranges, const Real* far,
                         const Real* lse, Weights weights);
-  /// ds = p * (dp - delta[lane]) in place of dp, exact zeros where p is zero. Both weights are written where wanted.
-  /// (softmax and score_gradient may leave the tile unspecified when they write weights of their own.)
+  /// ds = p * (dp - delta[lane]) in place of dp, exact zeros where p is zero. Writes both weights. (softmax and score_gradient may leave the
+  /// tile unspecified when they write weights.)
   void (*score_gradient)(const Real* p, Real* dp, KeyRange range, int lanes, const Real* delta, Weights weights);
-  /// The rounded forms of a tile that something else changed last.
+  /// Rounds a tile that something else changed last to weights.
   void (*round_weights)(const Real* tile, KeyRange range, int lanes, Weights weights);
 
   // Accumulators and rows.
@@ -233,12 +231,12 @@ struct BlockOps {
   void (*write_keys)(const Real* acc, int keys, int dim, Real factor, const KeyRowsOut& rows);  ///< row[key][d] = acc[key][d] * factor
   void (*row_dots)(const LaneRows& a, const LaneRows& b, int dim, Real* result);                ///< result[lane] = a . b
 
-  // Around all of the above, on the thread that calls them, once per task; null where nothing is needed. (AMX: the tile configuration.)
+  // Called around a task, on its thread; may be null. (AMX: the tile configuration.)
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
 
-  const RowOps* rows = nullptr;               ///< where there is a forward of its own
-  const TileBackwardOps* backward = nullptr;  ///< and a backward
+  const PackedForwardOps* rows = nullptr;       ///< a packed forward kernel, if there is one
+  const PackedBackwardOps* backward = nullptr;  ///< a packed backward kernel
 };
 
 }  // namespace foveal::cpu

@@ -32,7 +32,7 @@ inline void philox_lanes(U (&c)[4], std::uint32_t key0, std::uint32_t key1) {
   }
 }
 
-/// The four words of a counter serve four consecutive keys, that is four rows of a tile.
+/// The four words of a counter are for four consecutive keys: four rows of a tile.
 template <class Real>
 void drop_tile(const TileFrame& frame, const TileDropout& dropout, Real* tile, Real* second) {
   constexpr int lanes = kVectorBytes / 4;

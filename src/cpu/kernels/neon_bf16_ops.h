@@ -1,13 +1,13 @@
 #pragma once
-// BlockOps for bf16 by BFMMLA: two rows of one operand by two of the other, four bf16 of each, are added to 2 x 2 fp32; that is what two BFDOT
-// after each other add, to the bit, in half of the instructions. A last odd row takes BFDOT itself. Operands lie as pairs, of which two steps
-// are zipped in registers:
+// BlockOps for bf16 by BFMMLA: two rows of one operand times two of the other, four bf16 of each, added to 2 x 2 fp32. The result is that of
+// two consecutive BFDOT, to the bit, in half the instructions. A last odd row uses BFDOT. Operands are stored as pairs, of which two steps are
+// zipped in registers:
 //
 //   dot     broadcast (d, d + 1) of a key's row                  against panel[d / 2][lane]
 //   mix     broadcast (key, key + 1) of column d, pairs of rows  against weights[key / 2][lane]
 //   spread  broadcast (lane, lane + 1) of a key's weights        against rows[lane / 2][d]
 //
-// The softmax between the products is the one of fp32; its results are rounded to weights in a pass of their own while the tile is in L1:
+// The softmax between the products is that of fp32; a separate pass rounds its results to weights while the tile is in L1:
 //   for mix, which reduces over keys      Pair[key / 2][lane]
 //   for spread, which reduces over lanes  bf16[key][lane]
 #include <arm_neon.h>
@@ -54,7 +54,7 @@ struct NeonBf16Ops : LaneOps<NeonF32, 64> {
 
   static bool finite(const LaneRows& rows, int dim) { return finite_rows<V>(rows, dim); }
 
-  /// Contiguous rows of even length serve dot as they are; pairs of rows for mix are always made.
+  /// dot reads contiguous rows of even length in place; pairs of rows for mix are always packed.
   static Operand prepare(const KeyRows& rows, int keys, int dim, bool for_dot, bool for_mix, void* scratch) {
     Operand operand;
     const auto row = [&](int key) { return static_cast<const std::uint16_t*>(rows.data) + key * rows.row_stride; };
@@ -154,8 +154,7 @@ struct NeonBf16Ops : LaneOps<NeonF32, 64> {
     std::int64_t c_row;
   };
 
-  /// The pairs of two steps of row 0, then of row 1; zeros for the second step where there is none. kRowsTogether: rows lie side by side, not
-  /// steps.
+  /// The pairs of two steps of row 0, then of row 1; zeros for a missing second step. kRowsTogether: rows are adjacent in memory, not steps.
   template <bool kRowsTogether, bool kWhole>
   static bfloat16x8_t two_rows(const char* a, std::int64_t row, std::int64_t step) {
     const auto pairs = [](const char* at) { return vreinterpret_u32_u8(vld1_u8(reinterpret_cast<const std::uint8_t*>(at))); };

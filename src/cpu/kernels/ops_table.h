@@ -1,5 +1,5 @@
 #pragma once
-// The table of a class whose static members are the operations, and those that every class has alike.
+// A BlockOps table from a class whose static members are the operations, and the operations that all classes share.
 #include "cpu/kernels/block_ops.h"
 #include "cpu/kernels/rows.h"
 #include "cpu/kernels/softmax.h"
@@ -7,7 +7,7 @@
 namespace foveal::cpu {
 namespace {
 
-/// Accumulators and rows, for tiles of so many lanes in the type of the vectors.
+/// Operations on accumulators and rows, in the type of the vectors.
 template <class V, int TileLanes>
 struct LaneOps {
   using Real = typename V::Real;

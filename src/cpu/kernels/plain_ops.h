@@ -1,7 +1,7 @@
 #pragma once
-// The table of a target that computes in the type of its tiles: fp32 (16-bit tensors are converted on the way in and out) and fp64.
+// BlockOps in fp32 (16-bit tensors are converted as they are packed and written) and fp64.
+#include "cpu/kernels/gemm.h"
 #include "cpu/kernels/ops_table.h"
-#include "cpu/kernels/product.h"
 #include "cpu/kernels/softmax.h"
 
 namespace foveal::cpu {
@@ -25,28 +25,28 @@ struct PlainOps : LaneOps<V, TileLanes> {
   static bool finite(const LaneRows& rows, int dim) { return finite_rows<V>(rows, dim); }
   static Operand prepare(const KeyRows& rows, int keys, int dim, bool, bool, void* scratch) {
     const bool own_type = rows.dtype == (sizeof(Real) == 8 ? DType::f64 : DType::f32);
-    // Rows a multiple of 4 KB apart fall into the same sets of the first-level cache and would push each other out.
-    const bool crowded =
+    // Rows a multiple of 4 KB apart map to the same sets of L1 and would evict each other.
+    const bool aliases =
         keys > 8 && rows.row_stride * static_cast<std::int64_t>(sizeof(Real)) % 4096 == 0 && rows.row_stride > padded_dim(dim);
-    if (own_type && rows.stride == 1 && !crowded) return {rows.data, rows.row_stride, rows.data, rows.row_stride};
+    if (own_type && rows.stride == 1 && !aliases) return {rows.data, rows.row_stride, rows.data, rows.row_stride};
     copy_key_rows<V>(rows, keys, dim, static_cast<Real*>(scratch));
     return {scratch, padded_dim(dim), scratch, padded_dim(dim)};
   }
 
   static void dot(const Operand& keys, const void* panel, KeyRange range, int lanes, int dim, Real* tile) {
-    product<V, Order::k_contiguous, false>(range.end - range.begin, lanes, dim,
-                                           static_cast<const Real*>(keys.dot) + range.begin * keys.dot_stride, keys.dot_stride,
-                                           static_cast<const Real*>(panel), TileLanes, tile + range.begin * TileLanes, TileLanes);
+    gemm<V, Order::k_contiguous, false>(range.end - range.begin, lanes, dim,
+                                        static_cast<const Real*>(keys.dot) + range.begin * keys.dot_stride, keys.dot_stride,
+                                        static_cast<const Real*>(panel), TileLanes, tile + range.begin * TileLanes, TileLanes);
   }
   static void mix(const Operand& keys, const void* weights, KeyRange range, int lanes, int dim, Real* acc) {
-    product<V, Order::m_contiguous, true>(dim, lanes, range.end - range.begin,
-                                          static_cast<const Real*>(keys.mix) + range.begin * keys.mix_stride, keys.mix_stride,
-                                          static_cast<const Real*>(weights) + range.begin * TileLanes, TileLanes, acc, TileLanes);
+    gemm<V, Order::m_contiguous, true>(dim, lanes, range.end - range.begin,
+                                       static_cast<const Real*>(keys.mix) + range.begin * keys.mix_stride, keys.mix_stride,
+                                       static_cast<const Real*>(weights) + range.begin * TileLanes, TileLanes, acc, TileLanes);
   }
   static void spread(const void* weights, const void* rows, KeyRange range, int lanes, int dim, Real* acc) {
     const int ld = padded_dim(dim);
-    product<V, Order::k_contiguous, true>(range.end - range.begin, ld, lanes, static_cast<const Real*>(weights) + range.begin * TileLanes,
-                                          TileLanes, static_cast<const Real*>(rows), ld, acc + std::int64_t{range.begin} * ld, ld);
+    gemm<V, Order::k_contiguous, true>(range.end - range.begin, ld, lanes, static_cast<const Real*>(weights) + range.begin * TileLanes,
+                                       TileLanes, static_cast<const Real*>(rows), ld, acc + std::int64_t{range.begin} * ld, ld);
   }
 
   static bool softmax(Real* tile, KeyRange range, int lanes, const ScoreScale<Real>& scale, LaneRanges ranges, const Real* lane_max,

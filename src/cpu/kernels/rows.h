@@ -1,5 +1,5 @@
 #pragma once
-// Rows between tensors (any strides, any floating type) and the kernels' own buffers: conversion, transposition, padding with zeros.
+// Rows between tensors (any strides, any floating type) and kernel buffers: conversion, transposition, zero padding.
 #include "cpu/kernels/block_ops.h"
 #include "cpu/simd/half.h"
 
@@ -34,7 +34,7 @@ void store_element(void* p, DType dtype, typename V::Real x) {
   }
 }
 
-/// The same as load_row and store_row for rows whose elements are apart, or fewer than a vector.
+/// load_row and store_row for strided rows and partial vectors.
 template <class V>
 __attribute__((noinline)) typename V::Vec load_some(const void* row, DType dtype, std::int64_t stride, int d, int count) {
   using Real = typename V::Real;
@@ -56,7 +56,7 @@ __attribute__((noinline)) void store_some(void* row, DType dtype, std::int64_t s
     store_element<V>(const_cast<char*>(element(row, dtype, (d + i) * stride)), dtype, buffer[i]);
 }
 
-/// Elements d, d + 1, ... of a row as a vector; `count` of them, the rest zeros.
+/// `count` elements of a row from d on as a vector, padded with zeros.
 template <class V>
 inline __attribute__((always_inline)) typename V::Vec load_row(const void* row, DType dtype, std::int64_t stride, int d, int count) {
   using Real = typename V::Real;
@@ -110,7 +110,7 @@ void copy_lane_rows(const LaneRows& rows, int dim, typename V::Real* packed) {
   }
 }
 
-/// Zero times a finite number is zero, of anything else it is NaN.
+/// Whether all elements are finite: 0 * x is NaN for infinity and NaN.
 template <class V>
 bool finite_rows(const LaneRows& rows, int dim) {
   typename V::Vec sum[2] = {V::zero(), V::zero()};
@@ -163,8 +163,7 @@ void write_keys(const typename V::Real* acc, int keys, int dim, typename V::Real
   }
 }
 
-/// Adds in the order of dot (one element after the other), so that where a row's out is v itself, its delta is its dP and their difference
-/// exactly 0.
+/// Adds in the order of dot (element by element), so that where out is a row of v, delta equals dP and dP - delta is exactly 0.
 template <class V>
 void row_dots(const LaneRows& a, const LaneRows& b, int dim, typename V::Real* result) {
   constexpr int W = V::width;

@@ -1,5 +1,5 @@
 #pragma once
-// The elementwise work between the products. Lanes are columns, so maxima, sums, lse and delta are vectors and nothing is horizontal.
+// The elementwise work between the products. Lanes are columns: maxima, sums, lse and delta are vectors, and no reduction is horizontal.
 #include "cpu/kernels/block_ops.h"
 
 namespace foveal::cpu {
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int lazy_growth = 8;  ///< log2 by which a score may exceed the maximum in use before that is raised
 
-/// How a table turns a row of probabilities into weights. Tables with weights of their own supply another such type.
+/// How probabilities become weights: here the tile itself is the weights. Tables with weights of their own supply another such type.
 template <class V>
 struct WeightsInTile {
   /// Called for one vector column: all rows of the range, in order.
@@ -36,21 +36,21 @@ void block_max(const typename V::Real* tile, int ld, KeyRange range, int lanes, 
   }
 }
 
-/// Some maximum is far. Infinities are not.
+/// Whether some maximum is far (far_units). Infinities are not.
 template <class V>
 bool any_far(typename V::Vec max) {
   const typename V::Vec size = V::max(max, V::sub(V::zero(), max));
   return V::any_greater(V::fma(size, V::zero(), size), V::set(typename V::Real(far_units)));
 }
 
-/// Maxima in base 2, finite: -inf less -inf is none. A NaN stays.
+/// Maxima in base 2, clamped to finite numbers: -inf - -inf would be NaN. A NaN stays.
 template <class V>
 typename V::Vec base2(typename V::Vec max, typename V::Real unit_log2) {
   const typename V::Real least = sizeof(typename V::Real) == 8 ? -__DBL_MAX__ : -__FLT_MAX__;
   return V::max(V::set(least), V::mul(max, V::set(unit_log2)));
 }
 
-/// Numbers of a tile -> scores in units, less `far`. In two passes: one multiply-add would not round the score, as the maximum is rounded.
+/// tile = scores in units - far. In two passes: a fused multiply-subtract would not round the score, but the maximum has been rounded.
 template <class V>
 [[gnu::noinline]] void subtract_far(typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real unit,
                                     const typename V::Real* far) {
@@ -62,7 +62,7 @@ template <class V>
     for (int lane = 0; lane < lanes; lane += V::width)
       V::store(tile + key * ld + lane, V::sub(V::load(tile + key * ld + lane), V::load(far + lane)));
 }
-/// The same where maxima are far; top becomes 0 there.
+/// The same for lanes whose maximum is far; their top becomes 0.
 template <class V>
 [[gnu::noinline]] void subtract_far_maxima(typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real unit,
                                            const typename V::Real* max, typename V::Real* top) {

@@ -1,5 +1,5 @@
-// Vectors of the compiler's own kind, as wide as the target's registers. Included by target units after FOVEAL_VECTOR_BYTES is set;
-// everything in an anonymous namespace and without std templates, as all of a target unit.
+// Vectors by the compiler's vector extension, as wide as the target's registers. Target units define FOVEAL_VECTOR_BYTES and include this; as
+// all of a target unit, it is in an anonymous namespace and uses no std templates.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ struct VecOf {
 template <class T, int N>
 using Vec = typename VecOf<T, N>::type;
 
-/// The integer of a number of bytes: the type of the comparisons of a real.
+/// The integer of so many bytes: what a comparison of reals gives.
 template <int Bytes>
 struct IntegerOf;
 template <>
@@ -54,7 +54,7 @@ inline V iota() {
   return v;
 }
 
-// Shuffles with constant indices, in the one form that GCC and Clang both have.
+// Shuffles with constant indices, in the form that both GCC and Clang have.
 template <int... I>
 struct Indices {};
 template <int N, int... I>
@@ -88,7 +88,7 @@ template <class V>
 inline V interleave_high(V a, V b) {
   return interleave_high(a, b, Elements<V>{});
 }
-/// `above` moved up one element; the last of `below` comes in at the bottom.
+/// `above` shifted up one element; the last of `below` enters at the bottom.
 template <class V>
 inline V shift_in(V below, V above) {
   return shift_in(below, above, Elements<V>{});
@@ -102,7 +102,7 @@ inline To bits(From v) {
   return to;
 }
 
-/// Integers of programs wrap as two's complement does; signed arithmetic would leave that undefined.
+/// Integers of programs wrap in two's complement; in signed arithmetic that would be undefined.
 template <int Bytes>
 struct UnsignedOf {
   using type = std::uint32_t;
@@ -160,7 +160,7 @@ inline U multiply_even(U a, U b) {
   return bits<U>((bits<L>(a) & 0xFFFFFFFFu) * (bits<L>(b) & 0xFFFFFFFFu));
 }
 
-/// b < a ? b : a and a < b ? b : a for reals: one instruction each, where the compiler makes a comparison and a choice.
+/// b < a ? b : a and a < b ? b : a for reals: one instruction each, where compilers emit a comparison and a blend.
 template <class V>
 inline V smaller(V a, V b) {
 #if defined(__AVX512F__)

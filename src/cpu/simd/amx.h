@@ -51,8 +51,8 @@ struct AmxTiles {
   }
 };
 
-/// The processor has the instructions, the system saves the registers, and this process may use them (asked once; later threads inherit
-/// it).
+/// The processor has the instructions, the system saves the registers, and this process may use them (requested once; later threads inherit
+/// the permission).
 inline bool amx_bf16_available() {
   static const bool available = [] {
     std::uint32_t a = 0, b = 0, c = 0, d = 0;

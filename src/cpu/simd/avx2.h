@@ -1,34 +1,26 @@
 #pragma once
-// The vocabulary of the kernels in AVX2 with FMA and F16C. See avx512.h for what each operation means.
+// AVX2 with FMA and F16C. avx512.h says what each operation means.
 #include <immintrin.h>
 
 #include <cstdint>
 
-#include "cpu/simd/exp2_coefficients.h"
+#include "cpu/simd/vector_ops.h"
 
 namespace foveal::cpu {
 namespace {
 
-struct Avx2F32 {
+struct Avx2F32Registers {
   using Real = float;
   using Vec = __m256;
-  static constexpr int width = 8;
+};
+struct Avx2F32 : VectorOps<Avx2F32Registers> {
   static constexpr int rows = 6, vectors = 2;
 
   static __m256i first(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
 
-  static Vec zero() { return _mm256_setzero_ps(); }
-  static Vec set(float x) { return _mm256_set1_ps(x); }
-  static Vec load(const float* p) { return _mm256_load_ps(p); }
-  static Vec loadu(const float* p) { return _mm256_loadu_ps(p); }
   static Vec load_first(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
-  static void store(float* p, Vec x) { _mm256_store_ps(p, x); }
-  static void storeu(float* p, Vec x) { _mm256_storeu_ps(p, x); }
   static void store_first(float* p, Vec x, int n) { _mm256_maskstore_ps(p, first(n), x); }
 
-  static Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
-  static Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
-  static Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
   static Vec fms(Vec a, Vec b, Vec c) { return _mm256_fmsub_ps(a, b, c); }
   static Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
@@ -40,17 +32,7 @@ struct Avx2F32 {
     const __m256i inside = _mm256_cmpgt_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(last)), r);
     return _mm256_blendv_ps(set(-__builtin_inff()), x, _mm256_castsi256_ps(_mm256_andnot_si256(below, inside)));
   }
-  static Vec exp2(Vec x) {
-    const Vec normal = _mm256_cmp_ps(x, set(-126.0f), _CMP_NLT_UQ);  // a NaN stays one
-    const Vec clamped = _mm256_max_ps(set(-126.0f), x);              // the second operand is returned when it is a NaN
-    const Vec shifted = add(clamped, set(12582912.0f));              // 1.5 * 2^23: the low bits are the rounded integer
-    const Vec r = sub(clamped, sub(shifted, set(12582912.0f)));
-    Vec p = set(exp2_f32[5]);
-    for (int i = 4; i >= 0; --i) p = fma(p, r, set(exp2_f32[i]));
-    p = fma(p, r, set(1.0f));
-    const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
-    return _mm256_and_ps(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent)), normal);
-  }
+  static Vec exp2(Vec x) { return exp2_by_bits<Avx2F32>(x); }
 
   static Vec load_bf16(const std::uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), 16));
@@ -86,26 +68,18 @@ struct Avx2F32 {
   }
 };
 
-struct Avx2F64 {
+struct Avx2F64Registers {
   using Real = double;
   using Vec = __m256d;
-  static constexpr int width = 4;
+};
+struct Avx2F64 : VectorOps<Avx2F64Registers> {
   static constexpr int rows = 6, vectors = 2;
 
   static __m256i first(int n) { return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3)); }
 
-  static Vec zero() { return _mm256_setzero_pd(); }
-  static Vec set(double x) { return _mm256_set1_pd(x); }
-  static Vec load(const double* p) { return _mm256_load_pd(p); }
-  static Vec loadu(const double* p) { return _mm256_loadu_pd(p); }
   static Vec load_first(const double* p, int n) { return _mm256_maskload_pd(p, first(n)); }
-  static void store(double* p, Vec x) { _mm256_store_pd(p, x); }
-  static void storeu(double* p, Vec x) { _mm256_storeu_pd(p, x); }
   static void store_first(double* p, Vec x, int n) { _mm256_maskstore_pd(p, first(n), x); }
 
-  static Vec add(Vec a, Vec b) { return _mm256_add_pd(a, b); }
-  static Vec sub(Vec a, Vec b) { return _mm256_sub_pd(a, b); }
-  static Vec mul(Vec a, Vec b) { return _mm256_mul_pd(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_pd(a, b, c); }
   static Vec fms(Vec a, Vec b, Vec c) { return _mm256_fmsub_pd(a, b, c); }
   static Vec max(Vec a, Vec b) { return _mm256_max_pd(a, b); }
@@ -117,17 +91,7 @@ struct Avx2F64 {
     const __m128i inside = _mm_cmpgt_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(last)), r);
     return _mm256_blendv_pd(set(-__builtin_inf()), x, _mm256_castsi256_pd(_mm256_cvtepi32_epi64(_mm_andnot_si128(below, inside))));
   }
-  static Vec exp2(Vec x) {
-    const Vec normal = _mm256_cmp_pd(x, set(-1022.0), _CMP_NLT_UQ);
-    const Vec clamped = _mm256_max_pd(set(-1022.0), x);
-    const Vec shifted = add(clamped, set(6755399441055744.0));  // 1.5 * 2^52
-    const Vec r = sub(clamped, sub(shifted, set(6755399441055744.0)));
-    Vec p = set(exp2_f64[10]);
-    for (int i = 9; i >= 0; --i) p = fma(p, r, set(exp2_f64[i]));
-    p = fma(p, r, set(1.0));
-    const __m256i exponent = _mm256_slli_epi64(_mm256_castpd_si256(shifted), 52);
-    return _mm256_and_pd(_mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(p), exponent)), normal);
-  }
+  static Vec exp2(Vec x) { return exp2_by_bits<Avx2F64>(x); }
 
   static void transpose(Vec (&r)[4]) {
     const Vec a = _mm256_unpacklo_pd(r[0], r[1]), b = _mm256_unpackhi_pd(r[0], r[1]);

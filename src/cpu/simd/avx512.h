@@ -1,34 +1,26 @@
 #pragma once
-// The vocabulary of the kernels in AVX-512 (F, BW, DQ, VL): a vector type and the few operations that src/cpu/kernels/ is written in.
+// AVX-512 (F, BW, DQ, VL): the vector types that src/cpu/kernels/ is written in, and their operations.
 #include <immintrin.h>
 
 #include <cstdint>
 
-#include "cpu/simd/exp2_coefficients.h"
+#include "cpu/simd/vector_ops.h"
 
 namespace foveal::cpu {
 namespace {
 
-struct Avx512F32 {
+struct Avx512F32Registers {
   using Real = float;
   using Vec = __m512;
-  static constexpr int width = 16;
+};
+struct Avx512F32 : VectorOps<Avx512F32Registers> {
   static constexpr int rows = 6, vectors = 4;  ///< the register tile of a product
 
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 
-  static Vec zero() { return _mm512_setzero_ps(); }
-  static Vec set(float x) { return _mm512_set1_ps(x); }
-  static Vec load(const float* p) { return _mm512_load_ps(p); }
-  static Vec loadu(const float* p) { return _mm512_loadu_ps(p); }
   static Vec load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
-  static void store(float* p, Vec x) { _mm512_store_ps(p, x); }
-  static void storeu(float* p, Vec x) { _mm512_storeu_ps(p, x); }
   static void store_first(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
 
-  static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
-  static Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
-  static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
   static Vec fms(Vec a, Vec b, Vec c) { return _mm512_fmsub_ps(a, b, c); }
   static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
@@ -41,13 +33,11 @@ struct Avx512F32 {
     const __mmask16 keep = _mm512_cmple_epi32_mask(_mm512_loadu_si512(first), r) & _mm512_cmpgt_epi32_mask(_mm512_loadu_si512(last), r);
     return _mm512_mask_mov_ps(set(-__builtin_inff()), keep, x);
   }
-  /// 2^x; 0 for -inf and for whatever underflows.
+  /// 2^x; 0 for -inf and on underflow.
   static Vec exp2(Vec x) {
     const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vec r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);  // x - n, and 0 for an infinity
-    Vec p = set(exp2_f32[5]);
-    for (int i = 4; i >= 0; --i) p = fma(p, r, set(exp2_f32[i]));
-    return _mm512_scalef_ps(fma(p, r, set(1.0f)), n);
+    return _mm512_scalef_ps(exp2_polynomial<Avx512F32>(r), n);
   }
 
   static Vec load_bf16(const std::uint16_t* p) {
@@ -84,26 +74,18 @@ struct Avx512F32 {
   }
 };
 
-struct Avx512F64 {
+struct Avx512F64Registers {
   using Real = double;
   using Vec = __m512d;
-  static constexpr int width = 8;
+};
+struct Avx512F64 : VectorOps<Avx512F64Registers> {
   static constexpr int rows = 6, vectors = 4;
 
   static __mmask8 first(int n) { return static_cast<__mmask8>((1u << n) - 1); }
 
-  static Vec zero() { return _mm512_setzero_pd(); }
-  static Vec set(double x) { return _mm512_set1_pd(x); }
-  static Vec load(const double* p) { return _mm512_load_pd(p); }
-  static Vec loadu(const double* p) { return _mm512_loadu_pd(p); }
   static Vec load_first(const double* p, int n) { return _mm512_maskz_loadu_pd(first(n), p); }
-  static void store(double* p, Vec x) { _mm512_store_pd(p, x); }
-  static void storeu(double* p, Vec x) { _mm512_storeu_pd(p, x); }
   static void store_first(double* p, Vec x, int n) { _mm512_mask_storeu_pd(p, first(n), x); }
 
-  static Vec add(Vec a, Vec b) { return _mm512_add_pd(a, b); }
-  static Vec sub(Vec a, Vec b) { return _mm512_sub_pd(a, b); }
-  static Vec mul(Vec a, Vec b) { return _mm512_mul_pd(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_pd(a, b, c); }
   static Vec fms(Vec a, Vec b, Vec c) { return _mm512_fmsub_pd(a, b, c); }
   static Vec max(Vec a, Vec b) { return _mm512_max_pd(a, b); }
@@ -118,9 +100,7 @@ struct Avx512F64 {
   static Vec exp2(Vec x) {
     const Vec n = _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vec r = _mm512_reduce_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    Vec p = set(exp2_f64[10]);
-    for (int i = 9; i >= 0; --i) p = fma(p, r, set(exp2_f64[i]));
-    return _mm512_scalef_pd(fma(p, r, set(1.0)), n);
+    return _mm512_scalef_pd(exp2_polynomial<Avx512F64>(r), n);
   }
 
   static void transpose(Vec (&r)[8]) {

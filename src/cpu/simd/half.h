@@ -1,5 +1,5 @@
 #pragma once
-// bf16 and f16 elements one at a time, without help from the processor.
+// bf16 and f16 elements one at a time, without special instructions.
 #include <cstdint>
 
 namespace foveal::cpu {
@@ -14,11 +14,13 @@ inline std::uint16_t to_bf16(float x) {
 }
 
 inline float from_f16(std::uint16_t x) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(x & 0x8000u) << 16, exponent = (x >> 10) & 31u, mantissa = x & 1023u;
-  if (exponent == 31) return __builtin_bit_cast(float, sign | 0x7f800000u | (mantissa << 13));
-  if (exponent != 0) return __builtin_bit_cast(float, sign | ((exponent + 112) << 23) | (mantissa << 13));
-  const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;  // a denormal half is a normal float
-  return sign ? -magnitude : magnitude;
+  const std::uint32_t sign = (x & 0x8000u) << 16, exponent = (x >> 10) & 31u, mantissa = x & 0x3ffu;
+  std::uint32_t magnitude = __builtin_bit_cast(std::uint32_t, static_cast<float>(mantissa) * 0x1p-24f);  // zero or subnormal
+  if (exponent == 31)
+    magnitude = 0x7f800000u | (mantissa << 13);
+  else if (exponent != 0)
+    magnitude = ((exponent + 112u) << 23) | (mantissa << 13);
+  return __builtin_bit_cast(float, magnitude | sign);
 }
 
 inline std::uint16_t to_f16(float x) {

@@ -1,60 +1,31 @@
 #pragma once
-// The vocabulary of the kernels in AArch64's Advanced SIMD, which every such processor has. See avx512.h for what each operation means.
+// Advanced SIMD, which every AArch64 processor has. avx512.h says what each operation means.
 #include <arm_neon.h>
 
 #include <cstdint>
 
-#include "cpu/simd/exp2_coefficients.h"
+#include "cpu/simd/vector_ops.h"
 
 namespace foveal::cpu {
 namespace {
 
-struct NeonF32 {
+struct NeonF32Registers {
   using Real = float;
   using Vec = float32x4_t;
-  static constexpr int width = 4;
+};
+struct NeonF32 : VectorOps<NeonF32Registers> {
   static constexpr int rows = 6, vectors = 4;  // 24 accumulators, 4 columns and a broadcast of 32 registers
 
-  static Vec zero() { return vdupq_n_f32(0); }
-  static Vec set(float x) { return vdupq_n_f32(x); }
-  static Vec load(const float* p) { return vld1q_f32(p); }
-  static Vec loadu(const float* p) { return vld1q_f32(p); }
-  static Vec load_first(const float* p, int n) {
-    float x[4] = {};
-    for (int i = 0; i < n; ++i) x[i] = p[i];
-    return vld1q_f32(x);
-  }
-  static void store(float* p, Vec x) { vst1q_f32(p, x); }
-  static void storeu(float* p, Vec x) { vst1q_f32(p, x); }
-  static void store_first(float* p, Vec x, int n) {
-    float y[4];
-    vst1q_f32(y, x);
-    for (int i = 0; i < n; ++i) p[i] = y[i];
-  }
-
-  static Vec add(Vec a, Vec b) { return vaddq_f32(a, b); }
-  static Vec sub(Vec a, Vec b) { return vsubq_f32(a, b); }
-  static Vec mul(Vec a, Vec b) { return vmulq_f32(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
   static Vec fms(Vec a, Vec b, Vec c) { return vfmaq_f32(vnegq_f32(c), a, b); }
-  static Vec max(Vec a, Vec b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }  // b where one is a NaN: FMAX would keep it for ever
+  static Vec max(Vec a, Vec b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }  // b where one is a NaN: FMAX would propagate it
   static bool any_greater(Vec a, Vec b) { return vmaxvq_u32(vcgtq_f32(a, b)) != 0; }
   static Vec clear_where_zero(Vec x, Vec p) { return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), vceqzq_f32(p))); }
   static Vec keep_rows(Vec x, int row, const std::int32_t* first, const std::int32_t* last) {
     const int32x4_t r = vdupq_n_s32(row);
     return vbslq_f32(vandq_u32(vcleq_s32(vld1q_s32(first), r), vcgtq_s32(vld1q_s32(last), r)), x, set(-__builtin_inff()));
   }
-  static Vec exp2(Vec x) {
-    const uint32x4_t tiny = vcltq_f32(x, set(-126.0f));  // a NaN is not
-    const Vec clamped = vbslq_f32(tiny, set(-126.0f), x);
-    const Vec shifted = add(clamped, set(12582912.0f));  // 1.5 * 2^23: the low bits are the rounded integer
-    const Vec r = sub(clamped, sub(shifted, set(12582912.0f)));
-    Vec p = set(exp2_f32[5]);
-    for (int i = 4; i >= 0; --i) p = fma(p, r, set(exp2_f32[i]));
-    p = fma(p, r, set(1.0f));
-    const uint32x4_t bits = vaddq_u32(vreinterpretq_u32_f32(p), vshlq_n_u32(vreinterpretq_u32_f32(shifted), 23));
-    return vreinterpretq_f32_u32(vbicq_u32(bits, tiny));
-  }
+  static Vec exp2(Vec x) { return exp2_by_bits<NeonF32>(x); }
 
   static Vec load_bf16(const std::uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
   static void store_bf16(std::uint16_t* p, Vec x) {
@@ -75,29 +46,13 @@ struct NeonF32 {
   }
 };
 
-struct NeonF64 {
+struct NeonF64Registers {
   using Real = double;
   using Vec = float64x2_t;
-  static constexpr int width = 2;
+};
+struct NeonF64 : VectorOps<NeonF64Registers> {
   static constexpr int rows = 6, vectors = 4;
 
-  static Vec zero() { return vdupq_n_f64(0); }
-  static Vec set(double x) { return vdupq_n_f64(x); }
-  static Vec load(const double* p) { return vld1q_f64(p); }
-  static Vec loadu(const double* p) { return vld1q_f64(p); }
-  static Vec load_first(const double* p, int n) { return n >= 2 ? loadu(p) : n == 1 ? vsetq_lane_f64(p[0], zero(), 0) : zero(); }
-  static void store(double* p, Vec x) { vst1q_f64(p, x); }
-  static void storeu(double* p, Vec x) { vst1q_f64(p, x); }
-  static void store_first(double* p, Vec x, int n) {
-    if (n >= 2)
-      storeu(p, x);
-    else if (n == 1)
-      *p = vgetq_lane_f64(x, 0);
-  }
-
-  static Vec add(Vec a, Vec b) { return vaddq_f64(a, b); }
-  static Vec sub(Vec a, Vec b) { return vsubq_f64(a, b); }
-  static Vec mul(Vec a, Vec b) { return vmulq_f64(a, b); }
   static Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f64(c, a, b); }
   static Vec fms(Vec a, Vec b, Vec c) { return vfmaq_f64(vnegq_f64(c), a, b); }
   static Vec max(Vec a, Vec b) { return vbslq_f64(vcgtq_f64(a, b), a, b); }
@@ -109,17 +64,7 @@ struct NeonF64 {
     const int64x2_t r = vdupq_n_s64(row), from = vmovl_s32(vld1_s32(first)), to = vmovl_s32(vld1_s32(last));
     return vbslq_f64(vandq_u64(vcleq_s64(from, r), vcgtq_s64(to, r)), x, set(-__builtin_inf()));
   }
-  static Vec exp2(Vec x) {
-    const uint64x2_t tiny = vcltq_f64(x, set(-1022.0));
-    const Vec clamped = vbslq_f64(tiny, set(-1022.0), x);
-    const Vec shifted = add(clamped, set(6755399441055744.0));  // 1.5 * 2^52
-    const Vec r = sub(clamped, sub(shifted, set(6755399441055744.0)));
-    Vec p = set(exp2_f64[10]);
-    for (int i = 9; i >= 0; --i) p = fma(p, r, set(exp2_f64[i]));
-    p = fma(p, r, set(1.0));
-    const uint64x2_t bits = vaddq_u64(vreinterpretq_u64_f64(p), vshlq_n_u64(vreinterpretq_u64_f64(shifted), 52));
-    return vreinterpretq_f64_u64(vbicq_u64(bits, tiny));
-  }
+  static Vec exp2(Vec x) { return exp2_by_bits<NeonF64>(x); }
 
   static void transpose(Vec (&r)[2]) {
     const Vec a = vtrn1q_f64(r[0], r[1]), b = vtrn2q_f64(r[0], r[1]);

@@ -1,17 +1,17 @@
 #include "cpu/simd/amx.h"
 
-#include "cpu/kernels/bf16_ops.h"
-#include "cpu/kernels/row_forward.h"
-#include "cpu/kernels/tile_backward.h"
-#include "cpu/kernels/tile_products.h"
+#include "cpu/kernels/amx_backward.h"
+#include "cpu/kernels/amx_forward.h"
+#include "cpu/kernels/amx_products.h"
+#include "cpu/kernels/avx512_bf16_ops.h"
 #include "cpu/targets.h"
 
 namespace foveal::cpu::targets {
 
 namespace {
-constexpr RowOps rows = RowForwards<AmxTiles>::table();
-constexpr TileBackwardOps backward = TileBackward<AmxTiles>::table();
+constexpr PackedForwardOps rows = AmxForwards<AmxTiles>::table();
+constexpr PackedBackwardOps backward = AmxBackward<AmxTiles>::table();
 }  // namespace
-extern constexpr BlockOps<float> amx_bf16 = Bf16Ops<TileProducts<AmxTiles>>::table("amx.bf16", &rows, &backward);
+extern constexpr BlockOps<float> amx_bf16 = Bf16Ops<AmxProducts<AmxTiles>>::table("amx.bf16", &rows, &backward);
 
 }  // namespace foveal::cpu::targets

@@ -1,24 +1,22 @@
 #pragma once
-// The three products by AMX: matrices of 16 x 16 tiles multiplied by TileMultiply, over a tile machine so that tests can run the same code
-// on a model. The right-hand sides are what VDPBF16PS takes too (pairs along the reduced index); the left-hand sides must have the reduced
-// index contiguous:
+// The three products by AMX: matrices of 16 x 16 tiles, multiplied by AmxMultiply. `Tiles` is the hardware or, in tests, a scalar model of it.
+// Right operands are those of VDPBF16PS (pairs along the reduced index); left operands must be contiguous along the reduced index:
 //
 //   dot     keys[key][d]                 times panel[d / 2][lane]      rows of keys, copied where they cannot be loaded as tiles
 //   mix     columns[d][key]              times weights[key / 2][lane]  the block transposed
 //   spread  weights[key][lane]           times rows[lane / 2][d]
 //
 // Everything is padded with zeros to multiples of 16 rows and 32 reduced elements.
-#include "cpu/kernels/bf16_vectors.h"
+#include "cpu/kernels/amx_multiply.h"
+#include "cpu/kernels/avx512_bf16.h"
 #include "cpu/kernels/block_ops.h"
-#include "cpu/kernels/tile_multiply.h"
 
 namespace foveal::cpu {
 namespace {
 
 template <class Tiles>
-struct TileProducts {
-  // Half of the keys that VDPBF16PS takes best: a score tile of 16 KB stays in the first-level cache between the products, and stores to
-  // one that does not are what slows tiles down most.
+struct AmxProducts {
+  // Half of the keys that suit VDPBF16PS: a score tile of 16 KB stays in L1 between the products. Tile stores that miss L1 cost most.
   static constexpr int kStep = 32, kBlockKv = 64, kKeyMultiple = 32;
   static constexpr int kSpreadRows = 16;
   static constexpr int kLanes = 64;
@@ -30,18 +28,14 @@ struct TileProducts {
 
   static Operand prepare(const KeyRows& rows, int keys, int dim, bool for_dot, bool for_mix, void* scratch) {
     Operand operand;
-    const auto row = [&](int key) { return key < keys ? static_cast<const std::uint16_t*>(rows.data) + key * rows.row_stride : nullptr; };
+    const BlockRow row{rows, keys};
     if (for_dot) {
-      // Tiles load badly from rows a multiple of 2 KB apart.
-      const bool as_they_are = rows.stride == 1 && dim % kStep == 0 && keys % 16 == 0 && (rows.row_stride * 2) % 2048 != 0;
+      // Tile loads are slow from rows a multiple of 2 KB apart.
+      const bool in_place = rows.stride == 1 && dim % kStep == 0 && keys % 16 == 0 && (rows.row_stride * 2) % 2048 != 0;
       operand = {rows.data, rows.row_stride, nullptr, 0};
-      if (!as_they_are) {
-        std::uint16_t* copy = static_cast<std::uint16_t*>(scratch);
-        operand = {copy, round_up(dim, kStep), nullptr, 0};
-        for (int key = 0; key < round_up(keys, 16); ++key) {
-          for (int d = 0; d < dim; d += 32)
-            _mm512_store_si512(copy + key * operand.dot_stride + d, load_row_bf16(row(key), rows.stride, d, dim));
-        }
+      if (!in_place) {
+        operand = {scratch, round_up(dim, kStep), nullptr, 0};
+        copy_rows_bf16(round_up(keys, 16), dim, row, rows.stride, static_cast<std::uint16_t*>(scratch), operand.dot_stride);
       }
     }
     if (for_mix) {
@@ -51,11 +45,7 @@ struct TileProducts {
       for (int key = 0; key < keys; key += 32) {
         for (int d = 0; d < dim; d += 32) {
           __m512i low[16], high[16];
-          for (int i = 0; i < 16; ++i) {
-            const int even = key + 2 * i;
-            interleave_rows(load_row_bf16(row(even), rows.stride, d, dim), load_row_bf16(row(even + 1), rows.stride, d, dim), &low[i],
-                            &high[i]);
-          }
+          load_pairs_of_rows(key, d, dim, row, rows.stride, low, high);
           transpose(low);
           transpose(high);
           for (int i = 0; i < 16; ++i) {
@@ -109,12 +99,12 @@ struct TileProducts {
   }
 
  private:
-  /// One of the two scratch areas: a block of keys by rows, or by columns.
+  /// One of the two copies: a block of keys by rows, or by columns.
   static std::size_t copy_bytes(int dim) { return static_cast<std::size_t>(kBlockKv) * round_up(dim, 32) * 2; }
 
-  [[gnu::noinline]] static void multiply(const TileProduct& product) {
+  [[gnu::noinline]] static void multiply(const AmxProduct& product) {
     Tiles tiles;
-    TileMultiply<Tiles> run(tiles);
+    AmxMultiply<Tiles> run(tiles);
     run(product);
     run.finish();
   }

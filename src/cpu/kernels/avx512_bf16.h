@@ -1,6 +1,6 @@
 #pragma once
-// Vocabulary of the bf16 operations: AVX-512 vectors of floats, and of pairs of bf16 as 32-bit words. Only targets include this (see
-// targets.cmake), so everything is in an anonymous namespace: each has its own copy, compiled with its own flags.
+// bf16 on AVX-512: vectors of floats, and of pairs of bf16 as 32-bit words. Only targets include this (see targets.cmake); the anonymous
+// namespace gives each its own copy, compiled with its own flags.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -14,19 +14,6 @@ namespace {
 using Pair = std::uint32_t;
 
 inline __m512 splat(float x) { return _mm512_set1_ps(x); }
-
-/// 2^x for x <= 127, relative error 7.5e-5: a third of a percent of the rounding to bf16 that follows. Below -126 exactly zero; NaN stays
-/// NaN. Adding 1.5 * 2^23 rounds x to an integer n that stands in the low bits; 2^(x-n) is a cubic and n goes into its exponent.
-inline __m512 exp2_bf16(__m512 x) {
-  const __m512 magic = splat(12582912.0f);
-  const __mmask16 normal = _mm512_cmp_ps_mask(x, splat(-126.0f), _CMP_NLT_UQ);
-  const __m512 shifted = _mm512_add_ps(x, magic);
-  const __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, magic));
-  __m512 p = _mm512_fmadd_ps(splat(0.05517167f), f, splat(0.24261113f));
-  p = _mm512_fmadd_ps(p, f, splat(0.69326099f));
-  p = _mm512_fmadd_ps(p, f, splat(0.99992807f));
-  return _mm512_castsi512_ps(_mm512_maskz_add_epi32(normal, _mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
-}
 
 /// 32 floats rounded to bf16 in order.
 inline __m512i round_bf16(__m512 low, __m512 high) { return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)); }
@@ -73,7 +60,7 @@ inline void transpose(__m512i (&row)[16]) {
   }
 }
 
-/// 32 bf16 of a row from element d on, zeros from dim on and for a null row.
+/// Elements d ... d + 31 of a row; zeros from dim on and for a null row.
 inline __m512i load_row_bf16(const void* row, std::int64_t stride, int d, int dim) {
   if (!row) return _mm512_setzero_si512();
   const std::uint16_t* data = static_cast<const std::uint16_t*>(row);
@@ -84,7 +71,31 @@ inline __m512i load_row_bf16(const void* row, std::int64_t stride, int d, int di
   return _mm512_load_si512(gathered);
 }
 
-/// Whether all bf16 that it was shown are finite.
+/// Row `key` of a block; null from `keys` on.
+struct BlockRow {
+  const KeyRows& rows;
+  int keys;
+  const void* operator()(int key) const {
+    return key < keys ? static_cast<const std::uint16_t*>(rows.data) + key * rows.row_stride : nullptr;
+  }
+};
+
+/// copy[i] = row(i), rows ld apart: zeros from dim to a multiple of 32.
+template <class Row>
+void copy_rows_bf16(int rows, int dim, const Row& row, std::int64_t stride, std::uint16_t* copy, std::int64_t ld) {
+  for (int i = 0; i < rows; ++i)
+    for (int d = 0; d < dim; d += 32) _mm512_store_si512(copy + i * ld + d, load_row_bf16(row(i), stride, d, dim));
+}
+
+/// Elements d ... d + 31 of 32 rows as 16 pairs of rows: low[i] has the first 16 elements of rows 2 i and 2 i + 1, high[i] the others.
+template <class Row>
+void load_pairs_of_rows(int first, int d, int dim, const Row& row, std::int64_t stride, __m512i (&low)[16], __m512i (&high)[16]) {
+  for (int i = 0; i < 16; ++i)
+    interleave_rows(load_row_bf16(row(first + 2 * i), stride, d, dim), load_row_bf16(row(first + 2 * i + 1), stride, d, dim), &low[i],
+                    &high[i]);
+}
+
+/// Whether all bf16 that it has seen are finite.
 class FiniteBf16 {
  public:
   void look(__m512i x) { largest_ = _mm512_max_epu16(largest_, _mm512_and_si512(x, _mm512_set1_epi16(0x7fff))); }
@@ -94,7 +105,7 @@ class FiniteBf16 {
   __m512i largest_ = _mm512_setzero_si512();
 };
 
-/// Elements d, d + 1, ... of a row, those below dim, out of 32.
+/// Stores elements [d, min(d + 32, dim)) of a row.
 inline void store_row_bf16(void* row, std::int64_t stride, int d, int dim, __m512i elements) {
   std::uint16_t* data = static_cast<std::uint16_t*>(row);
   const int count = dim - d < 32 ? dim - d : 32;
@@ -104,7 +115,7 @@ inline void store_row_bf16(void* row, std::int64_t stride, int d, int dim, __m51
   for (int i = 0; i < count; ++i) data[(d + i) * stride] = scattered[i];
 }
 
-/// The same of a row of f32: elements d, d + 1, ..., those below dim, out of 16.
+/// Stores elements [d, min(d + 16, dim)) of an f32 row.
 inline void store_row_f32(void* row, std::int64_t stride, int d, int dim, __m512 elements) {
   float* data = static_cast<float*>(row);
   const int count = dim - d < 16 ? dim - d : 16;
@@ -114,14 +125,14 @@ inline void store_row_f32(void* row, std::int64_t stride, int d, int dim, __m512
   for (int i = 0; i < count; ++i) data[(d + i) * stride] = scattered[i];
 }
 
-/// Elements d, d + 1, ... of a row of out or of a gradient, which are f32 where sums go on, else bf16; those below dim, out of 32.
+/// Stores elements [d, min(d + 32, dim)) of a row of out or of a gradient: bf16, or f32 where the caller keeps accumulating.
 inline void store_row(void* row, const LaneRowsOut& rows, int d, int dim, __m512 low, __m512 high) {
   if (rows.dtype == DType::bf16) return store_row_bf16(row, rows.stride, d, dim, round_bf16(low, high));
   store_row_f32(row, rows.stride, d, dim, low);
   if (d + 16 < dim) store_row_f32(row, rows.stride, d + 16, dim, high);
 }
 
-/// A row out of vectors of 16 elements: at(d) has those from d on.
+/// Stores a row; at(d) gives elements d ... d + 15.
 template <class At>
 void write_row(void* row, const LaneRowsOut& rows, int dim, const At& at) {
   for (int d = 0; d < dim; d += 32) store_row(row, rows, d, dim, at(d), d + 16 < dim ? at(d + 16) : _mm512_setzero_ps());

@@ -1,14 +1,13 @@
 #pragma once
-// BlockOps for bf16 on AVX-512 vectors: packing, and the softmax between the products. The three products come from `Products`, which is
-// PairProducts (VDPBF16PS, pair_products.h) or TileProducts (AMX, tile_products.h) and gives dot, mix, spread, prepare, operand_bytes and
-// the sizes of a block. Products::kStep is the number of elements that one step of a product reduces; panels, rows and weights are padded
-// to it with zeros.
+// BlockOps for bf16 on AVX-512: packing, and the softmax between the products. `Products` supplies the three products and the block sizes:
+// Dpbf16Products (VDPBF16PS, dpbf16_products.h) or AmxProducts (AMX, amx_products.h). Products::kStep is the number of elements that one step
+// of a product reduces; panels, rows and weights are padded to it with zeros.
 //
 // Weights are probabilities or score gradients rounded to bf16, in the two forms that the products reduce over:
 //   for mix, which reduces over keys      Pair[key / 2][lane]
 //   for spread, which reduces over lanes  bf16[key][lane]
 // An operation that writes weights leaves no second copy of them in the fp32 tile, whose contents are then unspecified.
-#include "cpu/kernels/bf16_vectors.h"
+#include "cpu/kernels/avx512_exp2.h"
 #include "cpu/kernels/ops_table.h"
 #include "cpu/kernels/softmax.h"
 #include "cpu/simd/avx512.h"
@@ -21,7 +20,7 @@ constexpr int kTileLanes = 64;
 inline __m512 load(const float* tile, int key, int lane) { return _mm512_load_ps(tile + key * kTileLanes + lane); }
 inline void store(float* tile, int key, int lane, __m512 x) { _mm512_store_ps(tile + key * kTileLanes + lane, x); }
 
-/// Where the weights of one tile go.
+/// Writes the weights of one tile.
 struct WeightWriter {
   Pair* mix;
   std::uint16_t* spread;
@@ -49,7 +48,7 @@ struct WeightWriter {
   }
 };
 
-/// Keeps x in the lanes whose range holds `row`, gives zeros elsewhere.
+/// Masks of the lanes whose range holds a row.
 struct LaneLimits {
   __m512i first, last;
 
@@ -151,7 +150,8 @@ struct Bf16Ops : Products, LaneOps<Avx512F32, kTileLanes> {
     for_pairs(range, lanes, weights, nullptr, [&](int key, int lane) { return load(tile, key, lane); });
   }
 
-  static constexpr BlockOps<float> table(const char* name, const RowOps* rows = nullptr, const TileBackwardOps* backward = nullptr) {
+  static constexpr BlockOps<float> table(const char* name, const PackedForwardOps* rows = nullptr,
+                                         const PackedBackwardOps* backward = nullptr) {
     BlockOps<float> table = table_of<Bf16Ops>(name);
     table.enter = Products::enter, table.leave = Products::leave;
     table.rows = rows, table.backward = backward;
@@ -159,7 +159,7 @@ struct Bf16Ops : Products, LaneOps<Avx512F32, kTileLanes> {
   }
 
  private:
-  /// value(key, lane) gives 16 lanes; they go to the weights, or to the tile when there are none.
+  /// value(key, lane) gives 16 lanes, written to the weights, or to the tile when there are none.
   template <class Value>
   static void for_pairs(const KeyRange& range, int lanes, const Weights& weights, float* tile, const Value& value) {
     const WeightWriter writer(weights);
@@ -243,7 +243,7 @@ struct Bf16Ops : Products, LaneOps<Avx512F32, kTileLanes> {
       __m512 before = _mm512_load_ps(sum + lane), scale = splat(1.0f), m = old;
       if (grows) {
         m = _mm512_mask_mov_ps(old, grows, top);
-        // A first maximum has nothing to rescale; 2^(-inf - m) is the zero that says so.
+        // A first maximum rescales nothing: 2^(-inf - m) is zero.
         const __m512 rise = far ? _mm512_mul_ps(_mm512_sub_ps(old, m), splat(unit_log2))
                                 : _mm512_sub_ps(base2<Avx512F32>(old, unit_log2), base2<Avx512F32>(m, unit_log2));
         scale = _mm512_mask_mov_ps(scale, grows, Avx512F32::exp2(rise));
@@ -260,7 +260,7 @@ struct Bf16Ops : Products, LaneOps<Avx512F32, kTileLanes> {
         shift = _mm512_load_ps(shifts);
       }
       const __m512 c = splat(far ? unit_log2 : units.log2);
-      // Exact to fp32, although the weights are not: lse is fp32. So the sum of a block is made apart, too.
+      // Accurate to fp32 although the weights are bf16, because lse is fp32. For the same reason a block is summed before it is added.
       const auto p = [&](int key) { return limits.keep(key, Avx512F32::exp2(_mm512_fmsub_ps(load(tile, key, lane), c, shift))); };
       __m512 total = zero, more = zero;
       for (int key = range.begin; key < range.end; key += 2) {

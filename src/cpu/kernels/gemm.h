@@ -1,17 +1,17 @@
 #pragma once
-// The one matrix product behind dot, mix and spread: C[m][n] (+)= sum over k of A(m, k) * B[k][n]. B and C have their columns in vectors;
-// elements of A are broadcast from where they lie, so A needs no packing and odd sizes are loop counts, never masks.
+// The GEMM microkernel behind dot, mix and spread: C[m][n] (+)= sum over k of A(m, k) * B[k][n]. Columns of B and C are vectors; elements of
+// A are broadcast from memory, so A needs no packing and odd sizes are loop counts, not masks.
 #include <cstdint>
 
 namespace foveal::cpu {
 namespace {
 
-/// How A lies: rows of k (dot, spread), or rows of m, one for each k (mix).
+/// Layout of A: row-major (dot, spread) or column-major (mix).
 enum class Order { k_contiguous, m_contiguous };
 
 template <class V, int Rows, int Vectors, Order order, bool accumulate>
-__attribute__((noinline)) void product_tile(const typename V::Real* a, std::int64_t a_stride, const typename V::Real* b,
-                                            std::int64_t b_stride, typename V::Real* c, std::int64_t c_stride, int depth) {
+__attribute__((noinline)) void gemm_tile(const typename V::Real* a, std::int64_t a_stride, const typename V::Real* b, std::int64_t b_stride,
+                                         typename V::Real* c, std::int64_t c_stride, int depth) {
   typename V::Vec acc[Rows][Vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r)
@@ -38,11 +38,11 @@ __attribute__((noinline)) void product_tile(const typename V::Real* a, std::int6
 }
 
 template <class V, int Vectors, Order order, bool accumulate>
-void product_rows(int m, int depth, const typename V::Real* a, std::int64_t a_stride, const typename V::Real* b, std::int64_t b_stride,
-                  typename V::Real* c, std::int64_t c_stride) {
+void gemm_rows(int m, int depth, const typename V::Real* a, std::int64_t a_stride, const typename V::Real* b, std::int64_t b_stride,
+               typename V::Real* c, std::int64_t c_stride) {
   const std::int64_t a_row = order == Order::k_contiguous ? a_stride : 1;
   const auto rows = [&]<int Rows>() {
-    product_tile<V, Rows, Vectors, order, accumulate>(a, a_stride, b, b_stride, c, c_stride, depth);
+    gemm_tile<V, Rows, Vectors, order, accumulate>(a, a_stride, b, b_stride, c, c_stride, depth);
     a += Rows * a_row, c += Rows * c_stride, m -= Rows;
   };
   while (m >= V::rows) rows.template operator()<V::rows>();
@@ -55,12 +55,12 @@ void product_rows(int m, int depth, const typename V::Real* a, std::int64_t a_st
 
 /// n is a multiple of the vector width.
 template <class V, Order order, bool accumulate>
-void product(int m, int n, int depth, const typename V::Real* a, std::int64_t a_stride, const typename V::Real* b, std::int64_t b_stride,
-             typename V::Real* c, std::int64_t c_stride) {
+void gemm(int m, int n, int depth, const typename V::Real* a, std::int64_t a_stride, const typename V::Real* b, std::int64_t b_stride,
+          typename V::Real* c, std::int64_t c_stride) {
   constexpr int W = V::width;
   int column = 0;
   const auto columns = [&]<int Vectors>() {
-    product_rows<V, Vectors, order, accumulate>(m, depth, a, a_stride, b + column, b_stride, c + column, c_stride);
+    gemm_rows<V, Vectors, order, accumulate>(m, depth, a, a_stride, b + column, b_stride, c + column, c_stride);
     column += Vectors * W;
   };
   while (n - column >= V::vectors * W) columns.template operator()<V::vectors>();

@@ -1,5 +1,5 @@
 // The schedule of the AMX matmul on the scalar model of its tiles, and on the hardware where it is.
-#include "cpu/kernels/tile_multiply.h"
+#include "cpu/kernels/amx_multiply.h"
 
 #include <gtest/gtest.h>
 
@@ -34,9 +34,9 @@ void check(const Product& shape) {
   {
     Tiles tiles;
     tiles.enter();
-    TileMultiply<Tiles> multiply(tiles);
-    const TileProduct product{c.data(),          a.data(),   b.data(),      c_ld * 4,    depth * 2,
-                              shape.columns * 4, shape.rows, shape.columns, shape.steps, shape.accumulate};
+    AmxMultiply<Tiles> multiply(tiles);
+    const AmxProduct product{c.data(),          a.data(),   b.data(),      c_ld * 4,    depth * 2,
+                             shape.columns * 4, shape.rows, shape.columns, shape.steps, shape.accumulate};
     multiply(product);
     if (shape.accumulate) multiply(product);  // the tiles that are still pending must be added to, not lost
     multiply.finish();
@@ -58,16 +58,16 @@ void check(const Product& shape) {
   }
 }
 
-class TileMultiplyTest : public testing::TestWithParam<Product> {};
+class AmxMultiplyTest : public testing::TestWithParam<Product> {};
 
-TEST_P(TileMultiplyTest, ScalarModel) { check<ScalarTiles>(GetParam()); }
+TEST_P(AmxMultiplyTest, ScalarModel) { check<ScalarTiles>(GetParam()); }
 
-TEST_P(TileMultiplyTest, Hardware) {
+TEST_P(AmxMultiplyTest, Hardware) {
   if (!amx_bf16_available()) GTEST_SKIP() << "no AMX-bf16 here";
   check<AmxTiles>(GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, TileMultiplyTest,
+INSTANTIATE_TEST_SUITE_P(Shapes, AmxMultiplyTest,
                          testing::Values(Product{16, 16, 1, false}, Product{16, 16, 1, true}, Product{32, 16, 1, true},
                                          Product{48, 16, 2, true}, Product{32, 32, 2, false}, Product{48, 64, 3, false},
                                          Product{128, 64, 2, true}, Product{128, 64, 4, false}),

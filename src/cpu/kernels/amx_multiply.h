@@ -1,18 +1,17 @@
 #pragma once
-// The one matmul of the AMX kernels, written over a tile machine: AmxTiles on the hardware, ScalarTiles in the tests.
+// GEMM on AMX tiles: AmxTiles on the hardware, ScalarTiles in the tests.
 //
-// The order of the tile instructions is what its speed depends on:
+// The order of the tile instructions decides its speed:
 // - A job is a pair of C tiles, one above the other, so that a tile of B serves two products: three loads for two products.
-// - Two pairs of accumulators take turns, and a pair is stored in the middle of the next job: a store that must wait for its last product
-// is hidden.
-// - An accumulator is zeroed before the operands are loaded: a product right behind the zeroing of its tile would wait for it.
+// - Two pairs of accumulators alternate, and a pair is stored in the middle of the next job, which hides the wait for its last product.
+// - An accumulator is zeroed before the operands are loaded, because a product right after the zeroing of its tile waits for it.
 #include <cstdint>
 
 namespace foveal::cpu {
 
 /// C[rows][columns] fp32 = or += A[rows][32 * steps] bf16 times B[16 * steps][columns][2] bf16. Rows and columns are multiples of 16;
 /// strides from a row to the next in bytes: anything from 64 to about 1 KB costs the same, large powers of two cost several times as much.
-struct TileProduct {
+struct AmxProduct {
   float* c;
   const void* a;
   const void* b;
@@ -22,14 +21,14 @@ struct TileProduct {
 };
 
 template <class Tiles>
-class TileMultiply {
+class AmxMultiply {
  public:
-  explicit TileMultiply(Tiles& tiles) : tiles_(tiles) {}
-  TileMultiply(const TileMultiply&) = delete;
-  TileMultiply& operator=(const TileMultiply&) = delete;
+  explicit AmxMultiply(Tiles& tiles) : tiles_(tiles) {}
+  AmxMultiply(const AmxMultiply&) = delete;
+  AmxMultiply& operator=(const AmxMultiply&) = delete;
 
-  /// The last tiles of C reach memory with the next product or with finish().
-  void operator()(const TileProduct& p) {
+  /// The last tiles of C are stored by the next product or by finish().
+  void operator()(const AmxProduct& p) {
     for (int column = 0; column < p.columns; column += 16) {
       for (int row = 0; row < p.rows; row += 32) {
         const Pair pair{p.c + row * (p.c_stride / 4) + column, p.c_stride, row + 16 < p.rows};
@@ -63,7 +62,7 @@ class TileMultiply {
   };
 
   template <int C>
-  void job(const TileProduct& p, const Pair& pair, const char* a, const char* b) {
+  void job(const AmxProduct& p, const Pair& pair, const char* a, const char* b) {
     if (p.accumulate) {
       if (pending_.c == pair.c) store_pending<C ^ 2>();
       tiles_.template load<C>(pair.c, p.c_stride);

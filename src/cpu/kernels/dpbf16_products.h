@@ -1,18 +1,17 @@
 #pragma once
-// The three products by VDPBF16PS: a pair of bf16 is broadcast from one operand against 16 pairs of the other, and both products of the
-// pair are added to an fp32. Each product is the same loop over a register tile of up to 6 x 64; only the strides with which the broadcasts
-// walk differ.
+// The three products by VDPBF16PS: a pair of bf16 of one operand is broadcast against 16 pairs of the other, and both products of a pair are
+// added to an fp32. All three are one loop over a register tile of up to 6 x 64; only the strides of the broadcasts differ.
 //
 //   dot     broadcast (d, d + 1) of a key's own row              against panel[d / 2][lane]
 //   mix     broadcast (key, key + 1) of column d, pairs of rows  against weights[key / 2][lane]
 //   spread  broadcast (lane, lane + 1) of a key's weights        against rows[lane / 2][d]
-#include "cpu/kernels/bf16_vectors.h"
+#include "cpu/kernels/avx512_bf16.h"
 #include "cpu/kernels/block_ops.h"
 
 namespace foveal::cpu {
 namespace {
 
-struct PairProducts {
+struct Dpbf16Products {
   static constexpr int kStep = 2, kBlockKv = 96, kKeyMultiple = 6;
   static constexpr int kSpreadRows = 1;  ///< rows of keys that spread writes at once
   static constexpr int kLanes = 64;
@@ -21,33 +20,23 @@ struct PairProducts {
 
   static std::size_t operand_bytes(int dim) { return 2 * copy_bytes(dim); }
 
-  /// The rows themselves serve dot where they are contiguous, of even length, and not a multiple of a page apart (all of them would fall
-  /// into a few sets of the first-level cache). Pairs of rows for mix are always made.
+  /// dot reads rows in place where they are contiguous, of even length, and not a multiple of 2 KB apart (they would map to a few sets of L1).
+  /// Pairs of rows for mix are always packed.
   static Operand prepare(const KeyRows& rows, int keys, int dim, bool for_dot, bool for_mix, void* scratch) {
     Operand operand;
-    const auto row = [&](int key) { return static_cast<const std::uint16_t*>(rows.data) + key * rows.row_stride; };
+    const BlockRow row{rows, keys};
     if (for_dot) {
-      const bool as_they_are = rows.stride == 1 && dim % 2 == 0 && (rows.row_stride * 2) % 2048 != 0;
-      if (as_they_are) {
-        operand.dot = rows.data;
-        operand.dot_stride = rows.row_stride;
-      } else {
-        std::uint16_t* copy = static_cast<std::uint16_t*>(scratch);
-        operand.dot = copy;
-        operand.dot_stride = round_up(dim, 32);
-        for (int key = 0; key < keys; ++key) {
-          for (int d = 0; d < dim; d += 32)
-            _mm512_store_si512(copy + key * operand.dot_stride + d, load_row_bf16(row(key), rows.stride, d, dim));
-        }
-      }
+      const bool in_place = rows.stride == 1 && dim % 2 == 0 && (rows.row_stride * 2) % 2048 != 0;
+      operand.dot = in_place ? rows.data : scratch;
+      operand.dot_stride = in_place ? rows.row_stride : round_up(dim, 32);
+      if (!in_place) copy_rows_bf16(keys, dim, row, rows.stride, static_cast<std::uint16_t*>(scratch), operand.dot_stride);
     }
     if (for_mix) {
       Pair* pairs = reinterpret_cast<Pair*>(static_cast<char*>(scratch) + copy_bytes(dim));
       operand.mix = pairs;
       operand.mix_stride = padded_dim(dim);
-      for (int key = 0; key < keys; key += 2) {
-        pack_pairs(row(key), key + 1 < keys ? row(key + 1) : nullptr, rows.stride, dim, padded_dim(dim), pairs + key / 2 * padded_dim(dim));
-      }
+      for (int key = 0; key < keys; key += 2)
+        pack_pairs(row(key), row(key + 1), rows.stride, dim, padded_dim(dim), pairs + key / 2 * padded_dim(dim));
     }
     return operand;
   }
@@ -138,7 +127,7 @@ struct PairProducts {
     }
   }
 
-  /// Rows in register tiles of as equal a height as can be.
+  /// Splits rows into register tiles of nearly equal height.
   template <bool kAccumulate, int kVectors>
   static void all_rows(Product p, int rows) {
     constexpr int kMostRows = kVectors == 4 ? 6 : 8;

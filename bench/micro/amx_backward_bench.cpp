@@ -2,7 +2,7 @@
 // of 32 queries and 32 keys. "one tile": the same tile and block again and again, 270 KB at head_dim 64. Without AMX only the vectors are
 // timed.
 //
-//   tile_backward_bench [seqlen [milliseconds for each variant]]
+//   amx_backward_bench [seqlen [milliseconds for each variant]]
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -12,7 +12,7 @@
 
 #include "cpu/simd/amx.h"
 //
-#include "cpu/kernels/tile_backward.h"
+#include "cpu/kernels/amx_backward.h"
 #include "times.h"
 
 namespace {
@@ -24,8 +24,8 @@ template <bool kScores, bool kProducts, bool kVectors>
 struct Parts {
   static constexpr bool scores = kScores, products = kProducts, vectors = kVectors;
 };
-using Whole = TileBackward<AmxTiles>;
-using Vectors = TileBackward<AmxTiles, Parts<false, false, true>>;
+using Whole = AmxBackward<AmxTiles>;
+using Vectors = AmxBackward<AmxTiles, Parts<false, false, true>>;
 
 class Memory {
  public:
@@ -81,7 +81,7 @@ class Pass {
       char* keys = memory_.take<char>(3 * block_packed + 2 * acc);
       fill(), Whole::pack_keys(key_rows, dim, keys, keys + 2 * block_packed);
       fill(), Whole::pack_keys(key_rows, dim, keys + block_packed, nullptr);
-      KeyVisit block{};
+      BackwardVisit block{};
       block.k = keys, block.v = keys + block_packed, block.k_columns = keys + 2 * block_packed;
       block.dk = reinterpret_cast<float*>(keys + 3 * block_packed), block.dv = block.dk + acc / 4;
       block.multiplier = 1.4426950f / std::sqrt(static_cast<float>(dim)) * Whole::kUnit;
@@ -117,7 +117,7 @@ class Pass {
       const std::int32_t* first = ranges_ + 128 * (t - kTiles * b);
       list_.back().ranges = {first, first + 64};
     }
-    KeyVisit v = blocks_[static_cast<std::size_t>(b)];
+    BackwardVisit v = blocks_[static_cast<std::size_t>(b)];
     v.scratch = scratch_, v.tiles = list_.data(), v.count = static_cast<int>(list_.size());
     v.first = true;
     Backward::visit(v);
@@ -126,7 +126,7 @@ class Pass {
   int count_, dim_;
   Memory memory_;
   std::vector<QueryTile> tiles_, list_;
-  std::vector<KeyVisit> blocks_;
+  std::vector<BackwardVisit> blocks_;
   std::int32_t* ranges_;
   void* scratch_;
 };
@@ -162,9 +162,9 @@ int main(int argc, char** argv) {
         std::snprintf(name, sizeof name, "whole, %d tiles in a step", step);
         measure(name, pass, dim, [&] { pass.causal<Whole>(step); });
       }
-      using Tiles = TileBackward<AmxTiles, Parts<true, true, false>>;
-      using Scores = TileBackward<AmxTiles, Parts<true, false, false>>;
-      using Products = TileBackward<AmxTiles, Parts<false, true, false>>;
+      using Tiles = AmxBackward<AmxTiles, Parts<true, true, false>>;
+      using Scores = AmxBackward<AmxTiles, Parts<true, false, false>>;
+      using Products = AmxBackward<AmxTiles, Parts<false, true, false>>;
       measure("tile instructions only", pass, dim, [&] { pass.causal<Tiles>(8); });
       measure("S and dP only", pass, dim, [&] { pass.causal<Scores>(8); });
       measure("dV, dK and dQ only", pass, dim, [&] { pass.causal<Products>(8); });

@@ -1,8 +1,8 @@
-// The backward pass by tiles (kernels/tile_backward.h). A task takes the tiles of one kv head, or a fixed share of them, a step at a time:
-// as many as stay in the second-level cache with their accumulators. Each block of keys that a step needs is packed once and meets all its
-// tiles. dq stays with its tile; dk and dv are added up over the task in accumulators whose first products need no zeros, and over tasks in
-// order. What is added to what follows from the shape alone: results are the same bits for any number of threads.
-#include "cpu/tile_backward.h"
+// The backward pass over packed tiles (kernels/amx_backward.h). A task takes the tiles of one kv head, or a fixed share of them, a step at a
+// time: as many as fit in L2 with their accumulators. Each block of keys that a step needs is packed once for all its tiles. dq stays with its
+// tile; dk and dv accumulate over the task, then over tasks in order. The shape alone decides the order of additions: results are bitwise the
+// same for any number of threads.
+#include "cpu/packed_backward.h"
 
 #include <algorithm>
 #include <atomic>
@@ -17,27 +17,27 @@ namespace {
 constexpr std::size_t step_limit = std::size_t{768} << 10;  ///< bytes of the tiles of a step
 constexpr int max_tiles_per_step = 16;
 
-struct TileMemory : CallMemory {
+struct PackedMemory : CallMemory {
   RowScalars<float> rows;
   std::int64_t* first_block = nullptr;  ///< of each group, among all blocks
-  BlockSums::Memory shared;             ///< of all shares, when there are several
+  BlockSums::Memory shared;             ///< of all shares, where there are several
 };
 
-using TileCall = BackwardCallOf<float, TileMemory>;
+using PackedCall = BackwardCallOf<float, PackedMemory>;
 
-struct TileSlot : SlotOf<BackwardTile> {
-  QueryTile* met;  ///< that the block meets
+struct PackedWorker : WorkerOf<BackwardTile> {
+  QueryTile* met;  ///< tiles that attend to the block
   void *k, *v, *k_columns, *scratch;
   BlockSums::Memory own;  ///< of this task
 };
 
-class TileBackward final : public BackwardPass<float, TileCall, TileSlot, Tasks> {
-  using Call = TileCall;
-  using Slot = TileSlot;
+class PackedBackward final : public BackwardPass<float, PackedCall, PackedWorker, Tasks> {
+  using Call = PackedCall;
+  using Worker = PackedWorker;
 
  public:
-  TileBackward(std::unique_ptr<const Setup<float>> setup, Otherwise otherwise)
-      : BackwardPass(std::move(setup), std::move(otherwise)),
+  PackedBackward(std::unique_ptr<const Setup<float>> setup, Fallback fallback)
+      : BackwardPass(std::move(setup), std::move(fallback)),
         ops_(*s_.ops.backward),
         queries_(s_, ops_),
         sums_(s_, ops_),
@@ -68,84 +68,84 @@ class TileBackward final : public BackwardPass<float, TileCall, TileSlot, Tasks>
   std::size_t block_bytes_of(int dim) const { return ops_.packed_bytes(ops_.keys, dim); }
 
   void lay_out() {
-    memory_.part(&TileMemory::rows, RowScalars<float>::layout(s_.problem));
-    memory_.array(&TileMemory::first_block, static_cast<std::size_t>(s_.planner.max_groups()));
-    if (shares_ > 1) memory_.part(&TileMemory::shared, sums_.layout(shares_ * s_.planner.max_blocks()));
+    memory_.part(&PackedMemory::rows, RowScalars<float>::layout(s_.problem));
+    memory_.array(&PackedMemory::first_block, static_cast<std::size_t>(s_.planner.max_groups()));
+    if (shares_ > 1) memory_.part(&PackedMemory::shared, sums_.layout(shares_ * s_.planner.max_blocks()));
 
     queries_.lay_out(tile_);
 
-    slot_.array(&Slot::met, static_cast<std::size_t>(tiles_per_step_));
-    slot_.bytes(&Slot::k, block_bytes_of(s_.dim));
-    slot_.bytes(&Slot::v, block_bytes_of(s_.dim_v));
-    slot_.bytes(&Slot::k_columns, block_bytes_of(s_.dim));
-    slot_.bytes(&Slot::scratch, ops_.scratch_bytes);
+    worker_.array(&Worker::met, static_cast<std::size_t>(tiles_per_step_));
+    worker_.bytes(&Worker::k, block_bytes_of(s_.dim));
+    worker_.bytes(&Worker::v, block_bytes_of(s_.dim_v));
+    worker_.bytes(&Worker::k_columns, block_bytes_of(s_.dim));
+    worker_.bytes(&Worker::scratch, ops_.scratch_bytes);
     const std::int64_t keys = s_.problem.seqlen_kv > 0 ? s_.problem.seqlen_kv : s_.problem.total_kv;
-    if (shares_ == 1) slot_.part(&Slot::own, sums_.layout((keys + ops_.keys - 1) / ops_.keys));
+    if (shares_ == 1) worker_.part(&Worker::own, sums_.layout((keys + ops_.keys - 1) / ops_.keys));
   }
 
   // ------------------------------------------------------------------------------------------------------------------ running
 
   /// False where a tensor holds infinity or NaN.
-  bool run_lists(const Call& call, const Tasks& tasks, Slot* slots) const override {
+  bool run_lists(const Call& call, const Tasks& tasks, Worker* workers) const override {
     const Work& work = *call.work;
     const std::int64_t longest = work.number_blocks(ops_.keys, call.first_block);
     std::atomic<bool> finite = true;
-    each(tasks.size(), slots, [&](std::size_t i, Slot& slot) {
-      if (finite && !run_task(call, tasks[i], slot)) finite = false;
+    each(tasks.size(), workers, [&](std::size_t i, Worker& worker) {
+      if (finite && !run_task(call, tasks[i], worker)) finite = false;
     });
     if (!finite) return false;
     call.rows.write_dsink(s_, call.buffers);
     constexpr std::int64_t at_once = 16;
     if (shares_ > 1)
-      each_chunk(work, slots, longest, at_once, [&](std::size_t g, std::int64_t first) {
+      each_chunk(work, workers, longest, at_once, [&](std::size_t g, std::int64_t first) {
         const Sequence& sequence = work.sequence(work.groups[g]);
         for (std::int64_t block = first; block < std::min(sequence.blocks(ops_.keys), first + at_once); ++block)
           sums_.write(call, sequence, work.groups[g].kv_head, block, sums_.at(call.shared, call.first_block[g] + block), shares_);
       });
-    for_each_unmet(work, [&](const Sequence& sequence, std::int32_t head) {
+    for_each_unvisited(work, [&](const Sequence& sequence, std::int32_t head) {
       for (std::int64_t block = 0; block < sequence.blocks(ops_.keys); ++block) sums_.write(call, sequence, head, block, {}, 0);
     });
     return true;
   }
 
-  bool run_task(const Call& call, const Task& task, const Slot& slot) const {
+  bool run_task(const Call& call, const Task& task, const Worker& worker) const {
     const TileGroup& group = call.work->group(task);
     const Sequence& sequence = call.work->sequence(group);
     const std::int64_t blocks = sequence.blocks(ops_.keys);
     const BlockSums::Memory sums =
-        shares_ > 1 ? sums_.at(call.shared, task.share * s_.planner.max_blocks() + call.first_block[task.group]) : slot.own;
+        shares_ > 1 ? sums_.at(call.shared, task.share * s_.planner.max_blocks() + call.first_block[task.group]) : worker.own;
     std::fill_n(sums.used, blocks, false);
     for (std::int64_t t = task.tile_begin; t < task.tile_end; t += tiles_per_step_)
-      if (!run_step(call, sequence, group.kv_head, t, std::min(task.tile_end, t + tiles_per_step_), sums, slot)) return false;
+      if (!run_step(call, sequence, group.kv_head, t, std::min(task.tile_end, t + tiles_per_step_), sums, worker)) return false;
     for (std::int64_t block = 0; shares_ == 1 && block < blocks; ++block)
       sums_.write(call, sequence, group.kv_head, block, sums_.at(sums, block), 1);
     return true;
   }
 
   bool run_step(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t tile_begin, std::int64_t tile_end,
-                const BlockSums::Memory& sums, const Slot& slot) const {
+                const BlockSums::Memory& sums, const Worker& worker) const {
     const int count = static_cast<int>(tile_end - tile_begin);
     bool finite = true;
     for (int t = 0; t < count; ++t) {
       if (t + 1 < count) queries_.fetch(call, sequence, call.work->tile(tile_begin + t + 1));
-      finite &= queries_.start(call, sequence, call.work->tile(tile_begin + t), slot.tiles[t]);
+      finite &= queries_.start(call, sequence, call.work->tile(tile_begin + t), worker.tiles[t]);
     }
-    KeyVisit visit{};
-    visit.k = slot.k, visit.v = slot.v, visit.k_columns = slot.k_columns, visit.scratch = slot.scratch, visit.tiles = slot.met;
+    BackwardVisit visit{};
+    visit.k = worker.k, visit.v = worker.v, visit.k_columns = worker.k_columns, visit.scratch = worker.scratch, visit.tiles = worker.met;
     visit.multiplier = s_.sign * s_.scale.log2 * ops_.unit, visit.dim = s_.dim, visit.dim_v = s_.dim_v;
-    for (std::int32_t block = 0; (block = next_block(slot.tiles, count, block)) != BlockCursor::none; ++block) {
+    for (std::int32_t block = 0; (block = next_block(worker.tiles, count, block)) != BlockCursor::none; ++block) {
       visit.count = 0;
       for (int t = 0; t < count; ++t) {
-        const BackwardTile& state = slot.tiles[t];
+        const BackwardTile& state = worker.tiles[t];
         if (state.block != block) continue;
         const bool all_keys = state.cursor.full() && s_.block_keys(sequence, block) == ops_.keys;
-        if (all_keys || queries_.find_ranges(call, sequence, state, slot.tape_scratch)) slot.met[visit.count++] = state.meets(all_keys);
+        if (all_keys || queries_.find_ranges(call, sequence, state, worker.tape_scratch)) worker.met[visit.count++] = state.view(all_keys);
       }
       if (visit.count == 0) continue;
       const int keys = s_.block_keys(sequence, block);
       const auto rows = [&](const KeyBlocks& from) { return from.block(sequence, std::int64_t{block} * ops_.keys, keys, kv_head); };
-      finite &= ops_.pack_keys(KeyPointers(rows(call.k), keys).in(ops_.keys), s_.dim, slot.k, slot.k_columns);
-      finite &= ops_.pack_keys(KeyPointers(rows(call.v), keys).in(ops_.keys), s_.dim_v, slot.v, nullptr);
+      finite &= ops_.pack_keys(KeyPointers(rows(call.k), keys).in(ops_.keys), s_.dim, worker.k, worker.k_columns);
+      finite &= ops_.pack_keys(KeyPointers(rows(call.v), keys).in(ops_.keys), s_.dim_v, worker.v, nullptr);
       if (!finite) return false;
       s_.next_keys(call.k, call.v, sequence, kv_head, block + 1).fetch(0, 1);
       const BlockSums::Memory of_block = sums_.at(sums, block);
@@ -154,11 +154,11 @@ class TileBackward final : public BackwardPass<float, TileCall, TileSlot, Tasks>
       *of_block.used = true;
       ops_.visit(visit);
     }
-    for (int t = 0; t < count; ++t) queries_.write_dq(call, sequence, slot.tiles[t]);
+    for (int t = 0; t < count; ++t) queries_.write_dq(call, sequence, worker.tiles[t]);
     return finite;
   }
 
-  const TileBackwardOps& ops_;
+  const PackedBackwardOps& ops_;
   const PackedQueries queries_;
   const BlockSums sums_;
   const std::int64_t shares_;
@@ -167,24 +167,26 @@ class TileBackward final : public BackwardPass<float, TileCall, TileSlot, Tasks>
 
 }  // namespace
 
-bool tile_backward_serves(const problem::Problem& problem, const BlockOps<float>& ops) {
+bool packed_backward_serves(const Setup<float>& setup) {
+  const problem::Problem& problem = setup.problem;
+  const BlockOps<float>& ops = setup.ops;
   const Attention& attention = problem.attention;
-  if (!ops.backward || problem.dtype != DType::bf16 || attention.dropout_p > 0 || problem.has_score_mod()) return false;
-  // A strategy that is asked for is one of the block operations'.
+  if (!ops.backward || !setup.masks_by_ranges() || problem.dtype != DType::bf16 || attention.dropout_p > 0 || problem.has_score_mod())
+    return false;
+  // An explicit strategy means the block operations.
   if (attention.backward != BackwardStrategy::automatic) return false;
   if (!problem.dq.present || !problem.dk.present || !problem.dv.present) return false;
   for (std::size_t i = 0; i < problem.params.size(); ++i)
     if (problem.params[i].gradient.present && static_cast<int>(i) != problem.sink) return false;
-  const std::int64_t rows =
-      problem.group_size * (problem.varlen ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_q);
-  return rows >= ops.backward->lanes / 2;
+  return setup.mean_rows() >= ops.backward->lanes / 2;
 }
 
-std::unique_ptr<planning::Executable> make_tile_backward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops,
-                                                         const PlanOptions& options, std::unique_ptr<planning::Executable> otherwise) {
-  return std::make_unique<TileBackward>(
+std::unique_ptr<planning::Executable> make_packed_backward(const problem::Problem& problem, const Target& target,
+                                                           const BlockOps<float>& ops, const PlanOptions& options,
+                                                           std::unique_ptr<planning::Executable> fallback) {
+  return std::make_unique<PackedBackward>(
       std::make_unique<const Setup<float>>(problem, target, ops, options, Geometry{ops.backward->lanes, ops.backward->keys}),
-      Otherwise{std::move(otherwise), "where a tensor holds infinity or NaN, or a row is far"});
+      Fallback{std::move(fallback), "where a tensor holds infinity or NaN, or a row is far"});
 }
 
 }  // namespace foveal::cpu

@@ -1,7 +1,7 @@
 // The AMX forward in both orders and its parts, one core, one head, causal: what binds it, and which blocking is best on a machine. Times
 // are CPU time; the packing of keys and values is timed apart.
 //
-//   row_forward_bench [seqlen [milliseconds for each variant]]
+//   amx_forward_bench [seqlen [milliseconds for each variant]]
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,7 +11,7 @@
 
 #include "cpu/simd/amx.h"
 //
-#include "cpu/kernels/row_forward.h"
+#include "cpu/kernels/amx_forward.h"
 #include "times.h"
 
 namespace {
@@ -101,15 +101,15 @@ class Pass {
   Pass(Data& data, const Blocking& b, Memory& memory) : d_(data), b_(b) {
     memory.reset();
     keys_ = (d_.seqlen + b.block - 1) / b.block * b.block;
-    k_ = memory.take<char>(RowLayout::k_bytes(keys_, d_.dim));
-    v_ = memory.take<char>(RowLayout::v_bytes(keys_, d_.dim));
+    k_ = memory.take<char>(AmxForwardLayout::k_bytes(keys_, d_.dim));
+    v_ = memory.take<char>(AmxForwardLayout::v_bytes(keys_, d_.dim));
     scratch_ = memory.take<char>(Forward::scratch_bytes(b.block));
     states_.resize(static_cast<std::size_t>(b.tiles));
     for (State& s : states_) {
-      s.q = memory.take<char>(RowLayout::q_bytes(d_.dim));
-      s.acc = memory.take<float>(RowLayout::acc_bytes(d_.dim));
+      s.q = memory.take<char>(AmxForwardLayout::q_bytes(d_.dim));
+      s.acc = memory.take<float>(AmxForwardLayout::acc_bytes(d_.dim));
       s.max = memory.take<float>(256);
-      s.sum = memory.take<float>(std::size_t{128} * RowLayout::kRows);
+      s.sum = memory.take<float>(std::size_t{128} * AmxForwardLayout::kRows);
       s.first = memory.take<std::int32_t>(4 * 64 * 8);
     }
   }
@@ -117,14 +117,16 @@ class Pass {
     for (int key = 0; key < keys_; key += b_.block) {
       const int keys = std::min(b_.block, d_.seqlen - key);
       const std::size_t block = static_cast<std::size_t>(key);
-      RowLayout::pack_k({d_.row(d_.k, key), d_.dim, 1, DType::bf16}, keys, b_.block, d_.dim, k_ + block * RowLayout::k_bytes(1, d_.dim));
-      RowLayout::pack_v({d_.row(d_.v, key), d_.dim, 1, DType::bf16}, keys, b_.block, d_.dim, v_ + block * RowLayout::v_bytes(1, d_.dim));
+      AmxForwardLayout::pack_k({d_.row(d_.k, key), d_.dim, 1, DType::bf16}, keys, b_.block, d_.dim,
+                               k_ + block * AmxForwardLayout::k_bytes(1, d_.dim));
+      AmxForwardLayout::pack_v({d_.row(d_.v, key), d_.dim, 1, DType::bf16}, keys, b_.block, d_.dim,
+                               v_ + block * AmxForwardLayout::v_bytes(1, d_.dim));
     }
   }
   void run() {
-    constexpr int rows = RowLayout::kRows;
+    constexpr int rows = AmxForwardLayout::kRows;
     const int chunk =
-        std::max(1, static_cast<int>(static_cast<std::size_t>(b_.chunk_kb) * 1024 / (RowLayout::k_bytes(b_.block, d_.dim) * 2)));
+        std::max(1, static_cast<int>(static_cast<std::size_t>(b_.chunk_kb) * 1024 / (AmxForwardLayout::k_bytes(b_.block, d_.dim) * 2)));
     for (int first = 0; first < d_.seqlen; first += rows * b_.tiles) {
       const int count = std::min(b_.tiles, (d_.seqlen - first + rows - 1) / rows);
       for (int t = 0; t < count; ++t) start(states_[static_cast<std::size_t>(t)], first + t * rows);
@@ -143,21 +145,21 @@ class Pass {
   };
   void start(State& s, int q) {
     const void* rows[64] = {};
-    for (int i = 0; i < RowLayout::kRows && q + i < d_.seqlen; ++i) rows[i] = d_.row(d_.q, q + i);
-    RowLayout::pack_q({rows, RowLayout::kRows, 1, DType::bf16}, d_.dim, 1, s.q);
-    std::fill_n(s.acc, RowLayout::acc_bytes(d_.dim) / 4, 0.0f);
-    std::fill_n(s.sum, 16 * RowLayout::kRows, 0.0f);
-    std::fill_n(s.max, RowLayout::kRows, -__FLT_MAX__);
+    for (int i = 0; i < AmxForwardLayout::kRows && q + i < d_.seqlen; ++i) rows[i] = d_.row(d_.q, q + i);
+    AmxForwardLayout::pack_q({rows, AmxForwardLayout::kRows, 1, DType::bf16}, d_.dim, 1, s.q);
+    std::fill_n(s.acc, AmxForwardLayout::acc_bytes(d_.dim) / 4, 0.0f);
+    std::fill_n(s.sum, 16 * AmxForwardLayout::kRows, 0.0f);
+    std::fill_n(s.max, AmxForwardLayout::kRows, -__FLT_MAX__);
   }
   void visit(State& s, int q, int from, int to) {
     KeySpan spans[8];
     int count = 0;
     const int granules = b_.block / 32, full = std::min((q + 1) / b_.block, to);
     if (full > from) spans[count++] = {from * granules, full * granules, full * granules, {}};
-    for (int block = std::max(full, from); block < to && block * b_.block < q + RowLayout::kRows; ++block) {
+    for (int block = std::max(full, from); block < to && block * b_.block < q + AmxForwardLayout::kRows; ++block) {
       std::int32_t *first = s.first + count * 128, *last = first + 64;
-      for (int i = 0; i < RowLayout::kRows; ++i) first[i] = 0, last[i] = std::min(q + i + 1, d_.seqlen) - block * b_.block;
-      const int needed = std::min(b_.block, last[RowLayout::kRows - 1]);
+      for (int i = 0; i < AmxForwardLayout::kRows; ++i) first[i] = 0, last[i] = std::min(q + i + 1, d_.seqlen) - block * b_.block;
+      const int needed = std::min(b_.block, last[AmxForwardLayout::kRows - 1]);
       spans[count++] = {block * granules, (q + 1) / 32, block * granules + (needed + 31) / 32, {first, last}};
     }
     const float scale = static_cast<float>(1.4426950408889634 / std::sqrt(d_.dim));
@@ -166,10 +168,11 @@ class Pass {
   void finish(State& s, int q) {
     void* rows[64] = {};
     float sums[64];
-    for (int i = 0; i < RowLayout::kRows && q + i < d_.seqlen; ++i) rows[i] = d_.out.data() + static_cast<std::ptrdiff_t>(q + i) * d_.dim;
-    RowLayout::add_sums(s.sum, sums);
-    for (int i = 0; i < RowLayout::kRows; ++i) sums[i] = 1 / sums[i];
-    RowLayout::write(s.acc, d_.dim, sums, {rows, RowLayout::kRows, 1, DType::bf16});
+    for (int i = 0; i < AmxForwardLayout::kRows && q + i < d_.seqlen; ++i)
+      rows[i] = d_.out.data() + static_cast<std::ptrdiff_t>(q + i) * d_.dim;
+    AmxForwardLayout::add_sums(s.sum, sums);
+    for (int i = 0; i < AmxForwardLayout::kRows; ++i) sums[i] = 1 / sums[i];
+    AmxForwardLayout::write(s.acc, d_.dim, sums, {rows, AmxForwardLayout::kRows, 1, DType::bf16});
   }
 
   Data& d_;
@@ -200,16 +203,16 @@ template <class Order>
 void parts(const char* name, Data& data, Memory& memory) {
   const Blocking b{.block = Order::keys};
   std::printf("products with v %s\n", name);
-  measure<RowForward<AmxTiles, Order>>("whole", data, memory, b, true);
-  measure<RowForward<AmxTiles, Order, Parts<true, true, true, false>>>("no maximum", data, memory, b, true);
-  measure<RowForward<AmxTiles, Order, Parts<true, true, false>>>("tile instructions only", data, memory, b, false);
-  measure<RowForward<AmxTiles, Order, Parts<true, false, false>>>("products for scores only", data, memory, b, false);
-  measure<RowForward<AmxTiles, Order, Parts<false, true, false>>>("products with v only", data, memory, b, false);
-  measure<RowForward<AmxTiles, Order, Parts<true, false, true>>>("scores and vectors only", data, memory, b, false);
-  measure<RowForward<AmxTiles, Order, Parts<false, false, true>>>("vectors only", data, memory, b, false);
+  measure<AmxForward<AmxTiles, Order>>("whole", data, memory, b, true);
+  measure<AmxForward<AmxTiles, Order, Parts<true, true, true, false>>>("no maximum", data, memory, b, true);
+  measure<AmxForward<AmxTiles, Order, Parts<true, true, false>>>("tile instructions only", data, memory, b, false);
+  measure<AmxForward<AmxTiles, Order, Parts<true, false, false>>>("products for scores only", data, memory, b, false);
+  measure<AmxForward<AmxTiles, Order, Parts<false, true, false>>>("products with v only", data, memory, b, false);
+  measure<AmxForward<AmxTiles, Order, Parts<true, false, true>>>("scores and vectors only", data, memory, b, false);
+  measure<AmxForward<AmxTiles, Order, Parts<false, false, true>>>("vectors only", data, memory, b, false);
   for (const Blocking& other : {Blocking{Order::keys / 2}, Blocking{Order::keys * 2}, Blocking{Order::keys, 8}, Blocking{Order::keys, 32},
                                 Blocking{Order::keys, 16, 256}, Blocking{Order::keys, 16, 1024}})
-    measure<RowForward<AmxTiles, Order>>("whole", data, memory, other, true);
+    measure<AmxForward<AmxTiles, Order>>("whole", data, memory, other, true);
 }
 
 }  // namespace

@@ -1,0 +1,260 @@
+#pragma once
+// The AMX backward kernel, for scores without score_mod and masks that are ranges of keys: a block of 128 keys against pairs of tiles of 64
+// queries, in granules of 32 x 32. Scores are S^T (queries in lanes), so that rounded P^T and dS^T are the left operands of their products in
+// place, and lse and delta are two vectors of a granule. For each pair of tiles
+//
+//   for each granule   S^T, dP^T of the next granule           K Q^T, V dO^T             tile instructions, between the rows of
+//                      P^T and dS^T of this one                                          vector instructions
+//   then               dV, dK, dQ^T of all                     P^T dO, dS^T Q, K^T dS^T  tile instructions
+//
+// Traffic between L1 and L2 decides its speed:
+// - Every operand of a tile instruction is a contiguous tile of 1 KB: keys are packed for all tiles of a block, queries for all blocks.
+// - Granules are visited in serpentine order, so that each shares its keys or its queries with the one before.
+// - Accumulators of dV and dK are loaded and stored once for 128 queries, those of dQ once for 128 keys. Interleaving the last three products
+//   with the vectors too would keep both units busy, but the working set of all five exceeds L1: nearly every tile would then come from L2,
+//   two thirds more than now.
+// - A product has 2 x 2 accumulators, so that four loads serve four products.
+// - dS^T is also the right operand of dQ^T, with pairs of keys side by side. Two unpacks of two rows give that, up to a permutation of the
+//   queries, which write_queries() undoes.
+// - While AMX is busy, floating-point vectors issue once a cycle and integer ones are free: so the exponential is a conversion and a cubic in
+//   the mantissa, five floating-point operations with the score's own, relative error 7.5e-5, a third of a percent of the rounding to bf16
+//   that follows.
+#include <cstring>
+
+#include "cpu/kernels/amx_backward_layout.h"
+#include "cpu/kernels/amx_steps.h"
+#include "cpu/simd/avx512.h"
+
+namespace foveal::cpu {
+namespace {
+
+/// Parts can be switched off to time them: bench/micro/amx_backward_bench.cpp.
+struct AllBackwardParts {
+  static constexpr bool scores = true, products = true, vectors = true;
+};
+
+template <class Tiles, class Parts = AllBackwardParts>
+class AmxBackward : public AmxBackwardLayout {
+ public:
+  static constexpr float kUnit = 8388608;  ///< of the exponential's argument: 2^23, so that its integer part lands in the exponent
+
+  [[gnu::noinline]] static void visit(const BackwardVisit& visit) {
+    AmxBackward pass(visit);
+    pass.run();
+  }
+
+  static constexpr PackedBackwardOps table() {
+    return {.lanes = kLanes,
+            .keys = kKeys,
+            .unit = kUnit,
+            .packed_bytes = packed_bytes,
+            .acc_bytes = acc_bytes,
+            .scratch_bytes = kScratch,
+            .row_dots = row_dots,
+            .pack_queries = pack_queries,
+            .pack_keys = pack_keys,
+            .visit = visit,
+            .write_queries = write_queries,
+            .write_keys = write_keys};
+  }
+
+ private:
+  using Steps = SquareSteps<Tiles>;
+
+  static constexpr int kGranule = 32, kQuarters = kKeys / kGranule, kMaxDim = 512;
+  static constexpr int kSlot = 8 * kTile, kForm = kQuarters * 8 * kTile;  ///< S and dP of a granule; P or dS of 128 keys and 128 queries
+  static constexpr std::size_t kScratch = 2 * kSlot + 3 * kForm;
+
+  explicit AmxBackward(const BackwardVisit& visit)
+      : v_(visit),
+        q_steps_(round_up(visit.dim, 32) / 32),
+        v_steps_(round_up(visit.dim_v, 32) / 32),
+        q_tiles_(round_up(visit.dim, 16) / 16),
+        v_tiles_(round_up(visit.dim_v, 16) / 16),
+        scratch_(static_cast<char*>(visit.scratch)),
+        multiplier_(splat(visit.multiplier)),
+        steps_(&tiles_) {}
+
+  /// Of a pair of tiles: a part is 32 queries, a quarter 32 keys. Half of the keys against all queries, then the other half in reverse.
+  struct Granule {
+    int index, parts;
+    int half() const { return index / (2 * parts); }
+    int part() const {
+      const int forth = index / 2 % parts;
+      return half() % 2 ? parts - 1 - forth : forth;
+    }
+    int quarter() const { return 2 * half() + ((index ^ index >> 1) & 1); }
+    int slot() const { return index % 2; }
+    int query_tile() const { return part() / 2; }
+    int first_lane() const { return part() % 2 * kGranule; }  ///< of the tile
+    int first_key() const { return quarter() * kGranule; }    ///< of the block
+  };
+
+  void run() {
+    add_scores(v_.tiles, {0, parts_of(0)});
+    run_jobs();
+    for (int t = 0; t < v_.count; t += 2) {
+      const QueryTile* pair = v_.tiles + t;
+      const int parts = parts_of(t), granules = kQuarters * parts;
+      for (int i = 0; i < granules; ++i) {
+        const Granule granule{i, parts};
+        const QueryTile& tile = pair[granule.query_tile()];
+        if (i + 1 < granules) add_scores(pair, {i + 1, parts});
+        if (!any_kept(tile, granule)) {
+          clear(granule);
+          run_jobs();
+        } else if constexpr (Parts::vectors) {
+          tile.ranges.first ? vectors<true>(tile, granule) : vectors<false>(tile, granule);
+          jobs_.clear();
+        } else {
+          run_jobs();
+        }
+      }
+      if (Parts::products) {
+        const bool accumulate = t > 0 || !v_.first;
+        const QueryTile& last = pair[parts / 2 - 1];
+        add_keys(v_.dv, v_tiles_, p(), pair->dout_pairs, last.dout_pairs, parts, accumulate);
+        add_keys(v_.dk, q_tiles_, ds(), pair->q_pairs, last.q_pairs, parts, accumulate);
+        for (int tile = 0; tile < parts / 2; ++tile) add_queries(pair[tile].dq, ds_pairs() + tile * 4 * kQuarters * kTile);
+      }
+      if (t + 2 < v_.count) add_scores(pair + 2, {0, parts_of(t + 2)});
+      run_jobs();
+    }
+  }
+  int parts_of(int tile) const { return tile + 1 < v_.count ? 4 : 2; }
+
+  float* scores(int slot) const { return reinterpret_cast<float*>(scratch_ + slot * kSlot); }
+  /// P^T and dS^T: for every 16 keys four tiles of 16 keys by 32 queries. Pairs of dS^T: for every 16 queries four tiles of pairs of
+  /// 32 keys.
+  char* p() const { return scratch_ + 2 * kSlot; }
+  char* ds() const { return p() + kForm; }
+  char* ds_pairs() const { return ds() + kForm; }
+  static int at(Granule granule) { return (granule.quarter() * 8 + granule.part()) * kTile; }  ///< in P^T and in dS^T
+  char* pairs_at(Granule granule) const { return ds_pairs() + (granule.part() * 2 * kQuarters + granule.quarter()) * kTile; }
+
+  /// S^T, then dP^T of a granule: for every 16 queries a pair of tiles.
+  void add_scores(const QueryTile* pair, Granule granule) {
+    const QueryTile& tile = pair[granule.query_tile()];
+    if (!Parts::scores || !any_kept(tile, granule)) return;
+    float* const c = scores(granule.slot());
+    const auto product = [&](const void* keys, const void* panel, int steps, float* c) {
+      const std::int64_t row = steps * kTile;
+      jobs_.add({c, static_cast<const char*>(keys) + granule.quarter() * 2 * row,
+                 static_cast<const char*>(panel) + granule.first_lane() / 16 * row, row, row, 2 * kTile, steps, 2, false});
+    };
+    product(v_.k, tile.q_panel, q_steps_, c);
+    product(v_.v, tile.dout_panel, v_steps_, c + 1024);
+  }
+  /// dV or dK, half of the keys by all columns at a time. `pairs` are those of the pair's first tile, `more` of its last.
+  void add_keys(float* acc, int tiles, const char* weights, const void* pairs, const void* more, int parts, bool accumulate) {
+    const std::int64_t jump = static_cast<const char*>(more) - static_cast<const char*>(pairs) - 2 * kTile;
+    for (int half = 0; half < kQuarters / 2; ++half) {
+      for (int column = 0; column < tiles; column += 2) {
+        for (int quarter = 2 * half; quarter < 2 * half + 2; ++quarter)
+          jobs_.add({acc + (quarter * tiles + column) * 512, weights + quarter * 8 * kTile,
+                     static_cast<const char*>(pairs) + column * 2 * kTile, 4 * kTile, 2 * kTile, 2 * kTile, parts,
+                     column + 1 < tiles ? 2 : 1, accumulate, jump});
+      }
+    }
+  }
+  /// dQ^T of a tile of queries: for every 32 dims both halves of the queries.
+  void add_queries(float* dq, const char* weights) {
+    for (int i = 0; i < q_steps_; ++i) {
+      for (int column = 0; column < 4; column += 2)
+        jobs_.add({dq + (column * q_steps_ + i) * 512, static_cast<const char*>(v_.k_columns) + i * 2 * kQuarters * kTile,
+                   weights + column * kQuarters * kTile, kQuarters * kTile, kQuarters * kTile, q_steps_ * 2 * kTile, kQuarters, 2, true});
+    }
+  }
+  void run_jobs() {
+    jobs_.run(steps_);
+    steps_.finish();
+  }
+
+  /// Mask of 16 queries that attend to a key.
+  template <bool kRanges>
+  static __mmask16 kept(const LaneRanges& ranges, int lane, int key) {
+    if constexpr (!kRanges) return 0xffff;
+    const __m512i k = _mm512_set1_epi32(key);
+    const __mmask16 begun = _mm512_cmp_epi32_mask(_mm512_loadu_si512(ranges.first + lane), k, _MM_CMPINT_LE);
+    return _mm512_mask_cmp_epi32_mask(begun, k, _mm512_loadu_si512(ranges.last + lane), _MM_CMPINT_LT);
+  }
+
+  /// Whether any query of a granule attends to any of its keys.
+  static bool any_kept(const QueryTile& tile, Granule granule) {
+    if (!tile.ranges.first) return true;
+    const __m512i begin = _mm512_set1_epi32(granule.first_key()), end = _mm512_set1_epi32(granule.first_key() + kGranule);
+    const auto any = [&](int lane) {
+      const __mmask16 begun = _mm512_cmp_epi32_mask(_mm512_loadu_si512(tile.ranges.first + lane), end, _MM_CMPINT_LT);
+      return _mm512_mask_cmp_epi32_mask(begun, begin, _mm512_loadu_si512(tile.ranges.last + lane), _MM_CMPINT_LT) != 0;
+    };
+    return any(granule.first_lane()) || any(granule.first_lane() + 16);
+  }
+  /// Zeros for a granule whose pairs are all masked.
+  void clear(Granule granule) {
+    for (char* form : {p() + at(granule), ds() + at(granule)})
+      for (int tile = 0; tile < 2; ++tile) std::memset(form + 4 * tile * kTile, 0, kTile);
+    for (int tile = 0; tile < 2; ++tile) std::memset(pairs_at(granule) + tile * kQuarters * kTile, 0, kTile);
+  }
+
+  /// P^T and dS^T of a granule, interleaved with the scores of the next one, which are done a few rows earlier.
+  template <bool kRanges>
+  [[gnu::noinline]] void vectors(const QueryTile& tile, Granule granule) {
+    constexpr int turns = kGranule / 2, busy = turns * 3 / 4;
+    Steps steps = steps_;
+    steps.start(jobs_.jobs);
+    const int step_count = jobs_.steps, first_key = granule.first_key(), lane = granule.first_lane();
+    const float* s = scores(granule.slot());
+    char *p = this->p() + at(granule), *ds = this->ds() + at(granule), *pairs = pairs_at(granule);
+    const __m512 lse_low = _mm512_load_ps(tile.lse + lane), lse_high = _mm512_load_ps(tile.lse + lane + 16);
+    const __m512 delta_low = _mm512_load_ps(tile.delta + lane), delta_high = _mm512_load_ps(tile.delta + lane + 16);
+    const __m512 multiplier = multiplier_;
+    const __m512 c3 = splat(0.07802452f), c2 = splat(-0.00800641f), c1 = splat(0.47777279f), c0 = splat(0.45213432f);
+    const __m512i least = _mm512_set1_epi32(-126 * 8388608), mantissa = _mm512_set1_epi32(0x7fffff), one = _mm512_set1_epi32(0x3f800000);
+    // 2^z in fixed point: the bits of z are an exponent and a fraction, which 2^fraction replaces. Zero below -126 and for -inf.
+    const auto probability_of = [&](const float* score, __m512 lse, __mmask16 kept, __mmask16* keep) {
+      const __m512i n = _mm512_cvtps_epi32(_mm512_fmsub_ps(_mm512_load_ps(score), multiplier, lse));
+      *keep = _mm512_mask_cmp_epi32_mask(kept, n, least, _MM_CMPINT_NLT);
+      const __m512 x = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(n, mantissa, one, 0xea));
+      const __m512 power = _mm512_fmadd_ps(_mm512_fmadd_ps(_mm512_fmadd_ps(c3, x, c2), x, c1), x, c0);
+      return _mm512_castsi512_ps(_mm512_maskz_add_epi32(*keep, _mm512_castps_si512(power), _mm512_andnot_si512(mantissa, n)));
+    };
+    const auto gradient_of = [&](const float* score, __m512 delta, __mmask16 keep, __m512 probability) {
+      return _mm512_maskz_mul_ps(keep, probability, _mm512_sub_ps(_mm512_load_ps(score + 1024), delta));
+    };
+    int due = 0;
+    for (int row = 0; row < kGranule; row += 2, s += 32, p += 128, ds += 128, pairs += 64) {
+      if (row == 16) p += 3 * kTile, ds += 3 * kTile;
+      if (row < 2 * busy) {
+        for (due += step_count; due >= busy; due -= busy) steps.step();
+      } else if (row == 2 * busy) {
+        steps.finish();
+      }
+      __m512i gradients[2];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const int key = first_key + row + i;
+        const float *low = s + 16 * i, *high = low + 512;
+        __mmask16 keep_low, keep_high;
+        const __m512 p_low = probability_of(low, lse_low, kept<kRanges>(tile.ranges, lane, key), &keep_low);
+        const __m512 p_high = probability_of(high, lse_high, kept<kRanges>(tile.ranges, lane + 16, key), &keep_high);
+        _mm512_store_si512(p + 64 * i, round_bf16(p_low, p_high));
+        gradients[i] = round_bf16(gradient_of(low, delta_low, keep_low, p_low), gradient_of(high, delta_high, keep_high, p_high));
+        _mm512_store_si512(ds + 64 * i, gradients[i]);
+      }
+      _mm512_store_si512(pairs, _mm512_unpacklo_epi16(gradients[0], gradients[1]));
+      _mm512_store_si512(pairs + kQuarters * kTile, _mm512_unpackhi_epi16(gradients[0], gradients[1]));
+    }
+    steps_ = steps;
+  }
+
+  const BackwardVisit& v_;
+  const int q_steps_, v_steps_, q_tiles_, v_tiles_;
+  char* const scratch_;
+  const __m512 multiplier_;
+  Tiles tiles_;
+  Steps steps_;
+  AmxJobs<2 + 2 * kQuarters*(kMaxDim / 32) + 4 * (kMaxDim / 32)> jobs_;
+};
+
+}  // namespace
+}  // namespace foveal::cpu
