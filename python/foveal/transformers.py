@@ -17,8 +17,9 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, eager_mask, prepare_padding_mask, sdpa_mask
+from torch.utils._pytree import tree_map
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, eager_mask, prepare_padding_mask, sdpa_mask
 from transformers.utils import output_capturing
 
 from . import _core, logging, transformers_alibi
@@ -36,10 +37,13 @@ def register(name: str = "foveal") -> None:
 
 
 class Mask(BlockMask):
-    """A mask as an expression with the tensors it reads. Models hand it from layer to layer, as they do FlexAttention's."""
+    """A mask as an expression with the tensors it reads. Models hand it from layer to layer, as they do FlexAttention's; it is a tensor, made by
+    `materialize`, for one that computes with it."""
 
-    def __init__(self, expr: Expr, params: dict[str, Tensor], shape: tuple[int, int, int, int], of_module: bool = False):
-        self.expr, self.params, self._shape, self._of_module = expr, params, shape, of_module
+    def __init__(
+        self, expr: Expr, params: dict[str, Tensor], shape: tuple[int, int, int, int], of_module: bool = False, materialize: Callable[[], Tensor] | None = None
+    ):
+        self.expr, self.params, self._shape, self._of_module, self._materialize = expr, params, shape, of_module, materialize
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,44 +57,63 @@ class Mask(BlockMask):
     def __repr__(self) -> str:
         return f"Mask({self.expr!r}, shape={self._shape})"
 
+    __str__ = __repr__
+
     def to(self, where: torch.device | str | torch.dtype) -> "Mask":
         """On another device. Of another dtype: itself."""
         if isinstance(where, torch.dtype):
             return self
-        return Mask(self.expr, {name: tensor.to(where) for name, tensor in self.params.items()}, self._shape, self._of_module)
+        made = self._materialize
+        materialize = None if made is None else lambda: made().to(where)
+        return Mask(self.expr, {name: tensor.to(where) for name, tensor in self.params.items()}, self._shape, self._of_module, materialize)
 
     def contiguous(self) -> "Mask":
         return self
 
+    def tensor(self, what: str) -> Tensor:
+        """The mask as a tensor, for this operation of a model's own. Raises NotImplementedError for a model whose attention would not be foveal's, and
+        where the operation takes True and False for numbers."""
+        if self._materialize is None:
+            raise _computes(what)
+        logging.route.debug("attention mask of %d x %d: a tensor, for %s of the model's own", *self._shape[2:], what)
+        found = self._materialize()
+        if found.dtype == torch.bool and what.strip("_") in _ARITHMETIC:
+            raise _computes(what)
+        self._materialize = lambda: found
+        return found
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise _computes(getattr(func, "__name__", func))
+        name = getattr(func, "__name__", str(func))
+        args, kwargs = tree_map(lambda x: x.tensor(name) if isinstance(x, Mask) else x, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(Tensor, name) and not name.startswith("__"):
-            raise _computes(name)
+            return getattr(self.tensor(name), name)
         raise AttributeError(f"{name}: no attribute of an attention mask")
 
     def __getitem__(self, index: Any) -> Any:
-        raise _computes("__getitem__")
+        return self.tensor("__getitem__")[index]
 
 
-def _computes(what: Any) -> NotImplementedError:
+def _computes(what: str) -> NotImplementedError:
     return NotImplementedError(
         f"attn_implementation='foveal': {what} of an attention mask: this model computes with its mask by itself; use attn_implementation='eager'"
     )
 
 
-def _refused(name: str) -> Callable[..., Any]:
-    def operate(*operands: Any) -> Any:
-        raise _computes(name)
-
-    return operate
+_NUMBERS = "add sub mul truediv floordiv mod pow"
+_ARITHMETIC = {f"{reflected}{name}{in_place}" for name in f"{_NUMBERS} div neg".split() for reflected in ("", "r") for in_place in ("", "_")}
 
 
-_BINARY = "add sub mul truediv floordiv mod pow and or xor"  # without which a number or a mask beside it gets Python's own error
-for _name in (*f"invert neg lt le gt ge {_BINARY}".split(), *(f"r{name}" for name in _BINARY.split())):
-    setattr(Mask, f"__{_name}__", _refused(f"__{_name}__"))
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *operands: getattr(self.tensor(name), name)(*operands)
+
+
+_OF_PAIRS = f"{_NUMBERS} and or xor"  # without which a number or a mask beside it gets Python's own error
+for _name in (*f"invert neg lt le gt ge {_OF_PAIRS}".split(), *(f"r{name}" for name in _OF_PAIRS.split())):
+    setattr(Mask, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 def attention_mask(
@@ -103,20 +126,24 @@ def attention_mask(
     attention_mask: Tensor | None = None,
     device: torch.device | str = "cpu",
     **kwargs: Any,
-) -> Mask | Tensor:
+) -> Mask | Tensor | None:
     """transformers' mask interface: which keys each query sees.
 
     mask_function: of (batch, head, position of the query, position of the key); attention_mask: [batch, positions], False where padding is.
-    q_offset, kv_offset: the positions of the first query and the first key. Returns a Mask; a bool tensor [batch, 1, q_length, kv_length] inside
-    torch.compile, and for functions that cannot be an expression.
+    q_offset, kv_offset: the positions of the first query and the first key. Returns a Mask; a tensor [batch, 1, q_length, kv_length] inside
+    torch.compile, and for functions that cannot be an expression; None where every query sees every key and the model may be told so.
     """
     arguments = dict(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function)
-    if torch.compiler.is_compiling() or _knows_block_masks(kwargs.get("config")):
-        return _materialized(arguments, attention_mask, device, kwargs)
+    materialize = functools.partial(_materialized, arguments, attention_mask, device, kwargs)
+    modeling = _modeling_of(kwargs.get("config"))
+    if torch.compiler.is_compiling() or _asks_for_tensors(modeling):
+        return materialize()
     padding = None
     if attention_mask is not None and not bool(attention_mask.all()):
         whole: Any = prepare_padding_mask(attention_mask, kv_length, kv_offset)  # type: ignore[arg-type]  # offsets may be tensors
         padding = whole.to(torch.bool)
+    if mask_function is bidirectional_mask_function and padding is None and kwargs.get("allow_is_bidirectional_skip") and _takes_bool_masks(modeling):
+        return None
 
     q_shift, kv_shift = _shift(q_offset), _shift(kv_offset)
     growing = isinstance(q_offset, int) and isinstance(kv_offset, int) and q_offset + q_length == kv_offset + kv_length > q_length
@@ -131,17 +158,44 @@ def attention_mask(
     try:
         described = describe(None, kept, tracer=TorchTracer())
     except (TypeError, ValueError, IndexError, NotImplementedError, AttributeError):  # a function of a model's own, not of positions alone
-        return _materialized(arguments, attention_mask, device, kwargs)
+        return materialize()
     assert described.mask is not None
     params = {param.name: tensor for param, tensor in zip(described.params, described.arrays)}
     of_module = getattr(kwargs.get("config"), "model_type", None) in transformers_alibi.MODEL_TYPES
-    return Mask(described.mask, params, (batch_size, 1, q_length, kv_length), of_module)
+    tensor = functools.partial(materialize, skip=False) if _has_interface(modeling) else None
+    return Mask(described.mask, params, (batch_size, 1, q_length, kv_length), of_module, tensor)  # type: ignore[arg-type]  # without a skip a tensor
 
 
-def _knows_block_masks(config: Any) -> bool:
-    """Whether the model's own code asks for BlockMasks, as Doge's does: it leaves them out where it makes another mask of the one it is given."""
-    modeling = sys.modules.get(type(config).__module__.replace(".configuration_", ".modeling_"))
-    return hasattr(modeling, "BlockMask")
+def _modeling_of(config: Any) -> str:
+    """The name of the module with the model's own code; "" without a configuration."""
+    return "" if config is None else type(config).__module__.replace(".configuration_", ".modeling_")
+
+
+@functools.lru_cache(256)
+def _asks_for_tensors(modeling: str) -> bool:
+    """Whether the model's own code asks what its mask is, and leaves out what is no tensor where it makes another mask of it: Doge asks for BlockMasks,
+    DeepSeek V4 for tensors."""
+    module = sys.modules.get(modeling)
+    if module is None or hasattr(module, "BlockMask"):
+        return module is not None
+    try:
+        return "isinstance(attention_mask, torch.Tensor)" in inspect.getsource(module)
+    except (OSError, TypeError):  # no source
+        return False
+
+
+@functools.lru_cache(256)
+def _has_interface(modeling: str) -> bool:
+    """Whether some model in this module calls its attention through transformers' interface."""
+    return hasattr(sys.modules.get(modeling), "ALL_ATTENTION_FUNCTIONS")
+
+
+@functools.lru_cache(256)
+def _takes_bool_masks(modeling: str) -> bool:
+    """Whether some model in this module takes masks of SDPA's or FlexAttention's. The code of others adds its mask to the scores, as eager attention
+    does: True and False would count as 1 and 0."""
+    kinds = [kind for kind in getattr(sys.modules.get(modeling), "__dict__", {}).values() if isinstance(kind, type) and issubclass(kind, PreTrainedModel)]
+    return any([kind._supports_sdpa or kind._supports_flex_attn for kind in kinds if kind.__module__ == modeling])
 
 
 def _shift(offset: int | Tensor) -> Any:
@@ -151,14 +205,14 @@ def _shift(offset: int | Tensor) -> Any:
     return offset.clone()  # the cache's own, which it changes in place
 
 
-def _materialized(arguments: dict[str, Any], attention_mask: Tensor | None, device: Any, rest: dict[str, Any]) -> Tensor:
+def _materialized(arguments: dict[str, Any], attention_mask: Tensor | None, device: Any, rest: dict[str, Any], skip: bool = True) -> Tensor | None:
+    """As a tensor: of bool where the model's code takes such, else of numbers to add. skip: None where every query sees every key and it may be so."""
     logging.route.debug("attention mask of %d x %d: a tensor", arguments["q_length"], arguments["kv_length"])
-    rest = {**rest, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    if getattr(rest.get("config"), "model_type", None) in transformers_alibi.MODEL_TYPES:  # their modules compute with it by themselves
-        return eager_mask(**arguments, attention_mask=attention_mask, device=device, **rest)
-    mask = sdpa_mask(**arguments, attention_mask=attention_mask, device=device, **rest)
-    assert mask is not None
-    return mask
+    rest = {**rest, "allow_is_causal_skip": False}
+    of_numbers = not _takes_bool_masks(_modeling_of(rest.get("config"))) or getattr(rest.get("config"), "model_type", None) in transformers_alibi.MODEL_TYPES
+    if of_numbers or not skip:
+        rest["allow_is_bidirectional_skip"] = False
+    return (eager_mask if of_numbers else sdpa_mask)(**arguments, attention_mask=attention_mask, device=device, **rest)
 
 
 def attention_forward(
@@ -175,6 +229,7 @@ def attention_forward(
     position_bias: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
+    indices: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: (output [batch, seqlen_q, heads, head_dim_v], None).
@@ -182,6 +237,7 @@ def attention_forward(
     query: [batch, heads, seqlen_q, head_dim]; key, value: [batch, heads_kv, seqlen_kv, ...]. attention_mask: a Mask, or a tensor that broadcasts to
     [batch, heads, seqlen_q, seqlen_kv or more], bool (True = keep) or float (added); None: causal where the module is. s_aux: [heads], sinks.
     position_bias: broadcasts to [batch, heads, seqlen_q, seqlen_kv], added, and trained. cu_seq_lens: of packed sequences, which see only themselves.
+    indices: [batch, seqlen_q, n], the keys that a query may see, of sparse attention (DeepSeek V3.2).
     """
     _check_asked(module, kwargs)
     score, masks = "score", list[str]()
@@ -205,8 +261,11 @@ def attention_forward(
     if cu_seq_lens_q is not None:
         params["documents"] = _documents(cu_seq_lens_q, cu_seq_lens_k, query, key)
         masks.append("documents[q_idx] == documents[kv_idx]")
+    if indices is not None:
+        params["chosen"] = indices.new_zeros(*indices.shape[:2], key.shape[2], dtype=torch.bool).scatter_(-1, indices.long(), True)
+        masks.append("chosen[batch, q_idx, kv_idx]")
     if expr is not None and masks:
-        read_params = [_core.Param("documents", list(params["documents"].shape), _core.Type.integer)]
+        read_params = [_core.Param(name, list(params[name].shape), kind) for name, kind in _OF_MASKS.items() if name in params]
         expr = expr & _core.parse(" & ".join([f"({mask})" for mask in masks]), read_params)
     mask = expr if expr is not None else " & ".join([f"({mask})" for mask in masks]) or None
 
@@ -219,6 +278,9 @@ def attention_forward(
     return out.transpose(1, 2), None
 
 
+_OF_MASKS = {"documents": _core.Type.integer, "chosen": _core.Type.boolean}  # tensors that attention_forward makes masks of
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _check_asked(module: torch.nn.Module, asked: dict[str, Any]) -> None:
     """Refuses what a model asks of its attention and attention_forward does not give. asked: by argument, or by hooks that record what layers return."""
@@ -227,15 +289,30 @@ def _check_asked(module: torch.nn.Module, asked: dict[str, Any]) -> None:
         raise NotImplementedError("attn_implementation='foveal': output_attentions: probabilities are never in memory; use attn_implementation='eager'")
     if asked.get("cache") is not None:
         raise NotImplementedError("attn_implementation='foveal': cache: a paged cache; use attn_implementation='paged|eager'")
-    for name in _understood_by(module) & asked.keys():
+    for name in _meant_for_attention(module) & asked.keys():
         if asked[name] is not None:
             raise NotImplementedError(f"attn_implementation='foveal': {name}: a part of this model's attention that foveal does not know; use attn_implementation='eager'")
 
 
-def _understood_by(module: torch.nn.Module) -> set[str]:
-    """The arguments of the model's own attention that are none of attention_forward's. Others are for masks and kernels of another kind, or for none."""
+# What masks say already, is asked for above, or kernels of another kind need.
+_FOR_OTHERS = {"sliding_window", "output_attentions", "max_length_q", "max_length_k", "position_ids", "deterministic"}
+
+
+def _meant_for_attention(module: torch.nn.Module) -> set[str]:
+    """The arguments that the model's own attention has, or that its module names where it calls one, and that are none of attention_forward's. Others come
+    from the model's caller."""
     eager = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
-    return _parameters(eager) - _parameters(attention_forward) - {"sliding_window"} if inspect.isfunction(eager) else set()  # windows are in the mask
+    own = _parameters(eager) if inspect.isfunction(eager) else set()
+    kind: Any = type(module)
+    return (own | _words(kind)) - _parameters(attention_forward) - _FOR_OTHERS
+
+
+@functools.lru_cache(256)
+def _words(kind: Any) -> set[str]:
+    """The strings in the code of a module's forward(), among them the keywords in its calls."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    nested = [constant if isinstance(constant, tuple) else (constant,) for constant in getattr(code, "co_consts", ())]
+    return {word for group in nested for word in group if isinstance(word, str)}
 
 
 @functools.lru_cache(256)

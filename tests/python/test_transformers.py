@@ -31,6 +31,10 @@ DECODERS = {
     "deepseek v3": lambda: hf.DeepseekV3ForCausalLM(
         hf.DeepseekV3Config(**SIZES, num_key_value_heads=4, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
                             first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=10, **NO_TOKENS)),
+    "deepseek v3.2": lambda: hf.DeepseekV32ForCausalLM(  # which takes pairs out of the mask that it is given
+        hf.DeepseekV32Config(**SIZES, num_key_value_heads=4, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+                             first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=10, index_topk=3,
+                             index_head_dim=8, index_n_heads=2, **NO_TOKENS)),
     "gpt-oss": lambda: hf.GptOssForCausalLM(
         hf.GptOssConfig(**GROUPED, head_dim=8, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, **NO_TOKENS)),
     "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.0, attention_dropout=0.0, **NO_TOKENS)),
@@ -288,6 +292,91 @@ def test_models_that_compute_with_their_mask_are_told(use):
     with pytest.raises(NotImplementedError, match="attn_implementation='foveal': .* of an attention mask: this model computes with its mask by itself"):
         use(mask)
     assert not hasattr(mask, "no_such_name")
+
+
+def deepseek_v4():
+    """Keys that it makes itself stand beside those of its mask."""
+    kinds = ["heavily_compressed_attention", "compressed_sparse_attention"]
+    return hf.DeepseekV4ForCausalLM(
+        hf.DeepseekV4Config(vocab_size=64, hidden_size=32, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=8,
+                            q_lora_rank=8, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, max_position_embeddings=64, layer_types=kinds,
+                            sliding_window=5, o_lora_rank=8, index_n_heads=2, index_head_dim=8, qk_rope_head_dim=4, **NO_TOKENS))  # fmt: skip
+
+
+ENCODER = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+COMPUTE_WITH_THEIR_MASK = {
+    "deepseek v4": (deepseek_v4, lambda: dict(input_ids=tokens(), attention_mask=left_padding(tokens()))),
+    "siglip 2": (lambda: hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**ENCODER, patch_size=4, num_patches=16)),
+                 lambda: dict(pixel_values=torch.randn(2, 16, 48, generator=seeded(4)), pixel_attention_mask=(torch.arange(16) < torch.tensor([[9], [16]])).long(),
+                              spatial_shapes=torch.tensor([[3, 3], [4, 4]]))),
+    "beit": (lambda: hf.BeitForImageClassification(hf.BeitConfig(**ENCODER, image_size=16, patch_size=4, use_relative_position_bias=True)),
+             lambda: dict(pixel_values=torch.randn(2, 3, 16, 16, generator=seeded(4)))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPUTE_WITH_THEIR_MASK)
+def test_models_that_compute_with_their_mask_before_attention(name):
+    """They were refused, though all that they need is a tensor."""
+    factory, inputs = COMPUTE_WITH_THEIR_MASK[name]
+    close(*both(made(factory), lambda model: [model(**inputs())[0].detach()]), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("name", ["RoFormer", "MPNet", "MegatronBert", "DeepSeek V4"])
+def test_compiled_models_that_add_their_mask(name):
+    """Their masks were of bool, and True and False were added as 1 and 0."""
+    if name == "DeepSeek V4":
+        model = made(deepseek_v4)
+    else:
+        config = getattr(hf, f"{name}Config")(vocab_size=64, **ENCODER, max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        model = made(lambda: getattr(hf, f"{name}Model")(config))
+    ids = tokens()
+    mask = left_padding(ids)
+    choose(model, "eager")
+    expected = model(input_ids=ids, attention_mask=mask)[0][mask.bool()]
+    choose(model, "foveal")
+    found = torch.compile(model, backend="eager")(input_ids=ids, attention_mask=mask)[0][mask.bool()]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_mask_that_is_a_tensor_for_its_model():
+    """What keeps its meaning: positions are taken, repeated, put together; True and False are no numbers."""
+    config = hf.BeitConfig()
+    padding = left_padding(tokens()).bool()
+    make = lambda: foveal.transformers.attention_mask(2, 13, 13, attention_mask=padding, config=config)  # noqa: E731
+    expected = torch.ones(13, 13, dtype=torch.bool).tril() & padding[:, None, None, :]
+    assert "attention mask" not in str(make()) and "kv_idx" in str(make())
+    assert torch.equal(make()[:, 0, 3:5], expected[:, 0, 3:5]) and torch.equal(~make(), ~expected)
+    assert torch.equal(torch.cat([make(), make()], -1), torch.cat([expected] * 2, -1)) and make().dtype == torch.bool
+    assert torch.equal(make().to("cpu").repeat(1, 4, 1, 1), expected.repeat(1, 4, 1, 1))
+    for use in (lambda m: m + 1.0, lambda m: 1.0 - m, lambda m: torch.zeros(13) + m, lambda m: torch.zeros(13).add_(m), lambda m: torch.mul(m, 2), lambda m: -m):
+        with pytest.raises(NotImplementedError, match="attn_implementation='foveal': .* of an attention mask: this model computes with its mask by itself"):
+            use(make())
+
+
+def test_what_a_model_names_where_it_calls_its_attention_is_not_dropped():
+    """MiniMax M3 hands the blocks that it chose to any attention but eager's and SDPA's; they were left out."""
+
+    class Sparse(torch.nn.Module):
+        def forward(self, x, choice, **kwargs):
+            return foveal.transformers.attention_forward(self, x, x, x, None, block_indices=choice, **kwargs)
+
+    x = torch.randn(1, 2, 8, 4)
+    Sparse()(x, None, logits_to_keep=1, output_attentions=False, position_ids=torch.arange(8))
+    with pytest.raises(NotImplementedError, match="attn_implementation='foveal': block_indices: a part of this model's attention that foveal does not know"):
+        Sparse()(x, torch.zeros(1, 8, 2))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_indices_of_sparse_attention(masked):
+    q, k, v = torch.randn(3, 2, 4, 7, 8, generator=seeded(5)).unbind()
+    indices = torch.rand(2, 7, 9, generator=seeded(6)).argsort(-1)[..., :3].clamp(max=6).int()
+    mask = foveal.transformers.attention_mask(2, 7, 7, attention_mask=torch.tensor([[True] * 7, [False] * 2 + [True] * 5])) if masked else None
+    out, _ = foveal.transformers.attention_forward(torch.nn.Module(), q, k, v, mask, indices=indices, is_causal=False, cu_seq_lens_q=None)
+    kept = torch.zeros(2, 7, 7, dtype=torch.bool).scatter_(-1, indices.long(), True)[:, None]
+    if masked:
+        kept = kept & torch.ones(7, 7, dtype=torch.bool).tril() & torch.tensor([[True] * 7, [False] * 2 + [True] * 5])[:, None, None]
+    expected = torch.softmax((q @ k.mT / 8**0.5).masked_fill(~kept, -torch.inf), -1).nan_to_num() @ v
+    torch.testing.assert_close(out, expected.transpose(1, 2), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*create_block_mask")
