@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, overload
 
@@ -163,7 +164,8 @@ def _split(arguments: Mapping[str, Any]) -> tuple[tuple[Any, Any], tuple[int, in
     check_seeds("attention", rest.get("seed"), rest.get("offset"), rest.get("rng_state"))
     rng = Rng(rest.pop("seed", None) or 0, rest.pop("offset", 0), rest.pop("rng_state", None))
     lengths = tokens("attention", *(rest.pop(name, None) for name in ("cu_seqlens", "block_table", "seqlens_kv")))
-    return lengths, rest.pop("max_seqlens", (0, 0)), rng, rest.pop("options", Options()), rest
+    longest_q, longest_kv = rest.pop("max_seqlens", (0, 0))
+    return lengths, (longest_q, longest_kv), rng, rest.pop("options", Options()), rest
 
 
 @public("foveal.forward")
@@ -282,6 +284,7 @@ class Plan:
         first = -arrays.read(found, "workspace")[5] % 256
         return found[first : first + max(1, self.workspace_bytes)]
 
+    @public("foveal.Plan.run")
     def run(self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any) -> None:
         """Computes into the given outputs.
 
@@ -296,8 +299,11 @@ class Plan:
         """
         self.bind(workspace=workspace, params=params, gradients=gradients, **tensors)()
 
+    @public("foveal.Plan.bind")
     def bind(self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any) -> Callable[[], None]:
         """A function that runs on these arrays each time it is called, and only checks them and launches. Arguments as in run()."""
+        if gradients and self._roles is not _ROLES:
+            raise ValueError("gradients: given for a forward pass; expected a plan with backward=True")
         if "cu_seqlens" in tensors:
             tensors["cu_seqlens_q"], tensors["cu_seqlens_kv"] = pair("run", tensors.pop("cu_seqlens"))
         given = {**self._defaults, **tensors}
@@ -309,12 +315,34 @@ class Plan:
         *slots, seed, offset, rng_state = given.values()
         slots += bound.values()
         _check_plain(self._names, slots)
+        seed, offset = _counter("seed", seed), _counter("offset", offset)
         _check_writable({**{role: given[role] for role in self._results}, **(gradients or {}), "workspace": workspace})
         if self._roles is _ROLES:
             slots += [(gradients or {}).get(name) for name in bound]
         if workspace is None and slots[0] is not None and not arrays.on_cpu(slots[0]):
             workspace = self.workspace()
         return functools.partial(self._call.run, slots, workspace, seed, offset, rng_state)
+
+
+def _check_lengths(lengths: Mapping[str, Any], page_size: int) -> None:
+    """By role, on the host. Raises ValueError for what a run refuses, as data of these lengths are laid out."""
+    for name in ("cu_seqlens_q", "cu_seqlens_kv"):
+        ends = [] if lengths[name] is None else lengths[name].tolist()
+        if ends and (ends[0] != 0 or ends != sorted(ends)):
+            raise ValueError(f"{name}: found {ends}; expected 0, then where each sequence ends, in order")
+    most = 0 if lengths["block_table"] is None else lengths["block_table"].shape[1] * page_size
+    for i, length in enumerate([] if lengths["seqlens_kv"] is None else lengths["seqlens_kv"].tolist()):
+        if not 0 <= length <= most:
+            raise ValueError(f"seqlens_kv: {length} of sequence {i}; expected 0 to {most}, what a row of block_table holds")
+
+
+def _counter(name: str, value: Any) -> int:
+    """A seed or an offset of dropout."""
+    number = value if type(value) is int else operator.index(value) if hasattr(value, "__index__") else -1
+    if not 0 <= number < 2**64:
+        error = ValueError if hasattr(value, "__index__") else TypeError
+        raise error(f"{name}: found {type(value).__name__} {value!r}; expected an integer from 0 to 2**64 - 1")
+    return number
 
 
 @public("foveal.plan")
@@ -344,6 +372,10 @@ def plan(
     The other arguments are those of attention(). Raises as attention() does, before anything runs.
     """
     check_names("plan", arguments, (*_ACCEPTED, "backward", "dlse", "lse", "gradients"))
+    check_flags("plan", backward=backward, dlse=dlse, lse=lse)
+    for name, asked in (("dlse", dlse), ("gradients", gradients)):
+        if asked and not backward:
+            raise ValueError(f"{name}: found {asked!r} for a forward pass; expected backward=True beside it")
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     _check_plain(_ROLES, (q, k, v))
     bound = trace(score_mod, mask, options, described, _tracer(q))
@@ -394,6 +426,7 @@ class Report:
         return "\n".join([f"{verdict}  {self.kernel}  {self.line}", *rows, *([self.failure] if self.failure else [])])
 
 
+@public("foveal.check")
 def check(
     q: Array | str,
     k: Array | None = None,
@@ -424,8 +457,14 @@ def check(
     check_names("check", arguments, (*_ACCEPTED, "dout", "dlse", "gradients"))
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     _check_plain(_ROLES, (q, k, v))
-    bound = trace(score_mod, mask, options, described, _tracer(q))
     backward = dout is not None
+    if not backward and (dlse is not None or gradients):
+        raise ValueError(f"{'gradients' if dlse is None else 'dlse'}: given for a forward pass; expected dout beside it")
+    like_lse = _like_lse(q).shape if dlse is not None else ()
+    for name, given, shape in (("dout", dout, (*q.shape[:-1], v.shape[-1])), ("dlse", dlse, like_lse)):
+        if given is not None and tuple(given.shape) != tuple(shape):
+            raise ValueError(f"{name}: shape {list(given.shape)}; expected {list(shape)}")
+    bound = trace(score_mod, mask, options, described, _tracer(q))
     lengths: Any = {name: arguments.get(name) for name in ("cu_seqlens", "block_table", "seqlens_kv")}
     planned = plan(
         q, k, v, score_mod, mask, backward=backward, dlse=dlse is not None, gradients=gradients,
@@ -433,5 +472,7 @@ def check(
     )  # fmt: skip
     slots = [q, k, v, None, None, *([dout, dlse, None, None, None] if backward else []), *length_slots(*cu_seqlens), *bound.arrays]
     on_host = [None if array is None else arrays.on_host(array) for array in slots]
+    first = len(_ROLES if backward else _FORWARD_ROLES)
+    _check_lengths(dict(zip(_LENGTHS, on_host[first:])), page_size=k.shape[1])
     seed, offset = (rng.seed, rng.offset) if rng.state is None else [int(x) % 2**64 for x in arrays.on_host(rng.state)]
     return Report(**_core.check_call(planned._call, on_host, seed, offset, *options))

@@ -86,6 +86,13 @@ def type_of(array: Any, argument: str = "array") -> Type:
     return Type.boolean if dtype == DType.boolean else Type.integer
 
 
+def check_sizes(array: Any, argument: str) -> None:
+    """Refuses what jax.export.symbolic_shape() makes."""
+    if framework(array) == "jax" and not all([isinstance(extent, int) for extent in array.shape]):
+        sizes = ", ".join(map(str, array.shape))
+        raise NotImplementedError(f"{argument}: shape ({sizes}); expected known sizes, as a call is planned for them: export it for each")
+
+
 def check_plain(array: Any, argument: str) -> None:
     """Refuses arrays whose memory does not hold their elements."""
     package = framework(array)
@@ -100,6 +107,8 @@ def check_plain(array: Any, argument: str) -> None:
             raise TypeError(f"{argument}: a NumPy masked array; expected a plain array, and the mask as a mask")
         if type(array).__name__ == "matrix" or type(array).__module__.partition(".")[0] != "numpy":
             raise TypeError(f"{argument}: a {type(array).__name__}, which may read as something else than its memory; expected a plain array: numpy.asarray(x)")
+    elif not is_array(array):
+        raise TypeError(f"{argument}: found {type(array).__name__}; expected an array with DLPack (NumPy, torch, JAX, CuPy)")
 
 
 def read(array: Any, argument: str) -> tuple[DType, bool, int, tuple[int, ...], tuple[int, ...], int]:
@@ -122,6 +131,10 @@ def read(array: Any, argument: str) -> tuple[DType, bool, int, tuple[int, ...], 
 def _device(array: Any, argument: str) -> tuple[bool, int]:
     if getattr(array, "is_meta", False):
         raise ValueError(f"{argument}: on device meta, where a tensor has no memory to read; expected cpu or cuda")
+    if not hasattr(array, "__dlpack_device__"):
+        traced = framework(array) == "jax"
+        found = "a value that JAX traces, which has no memory yet" if traced else f"found {type(array).__name__}"
+        raise TypeError(f"{argument}: {found}; expected an array" + (" with values, or q of JAX's, too: jnp.asarray(q)" if traced else " with DLPack"))
     kind, index = array.__dlpack_device__()
     if kind in (1, 3):  # CPU, pinned CPU
         return False, 0

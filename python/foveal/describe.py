@@ -6,7 +6,7 @@ import ast
 import operator
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 from . import _core, arrays, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param, Type
@@ -76,8 +76,9 @@ def describe(
         if not arrays.is_array(array):
             raise TypeError(f"attention: {name}: found {_found(array)}; expected an array")
     for name, array in (params or {}).items():
-        tracer.names[id(array)] = name
-        tracer.param(array)
+        if not isinstance(name, str):
+            raise TypeError(f"attention: params: found a name that is {_found(name)}; expected text")
+        tracer.given(name, array)
     score_expr = tracer.expression(score_mod, "score_mod")
     mask_expr = tracer.expression(mask, "mask")
     tracer.over = True
@@ -85,8 +86,9 @@ def describe(
     tracer.forget_unread([e for e in (score_expr, mask_expr) if e is not None], keep=tracer.numbers + len(params or {}))
     sink_param = None
     if sink is not None:
-        tracer.names.setdefault(id(sink), "sink")
-        sink_param = tracer.param(sink)
+        if (params or {}).get("sink", sink) is not sink:
+            raise ValueError("attention: params: found an array called sink beside the sink, which is another; expected another name")
+        sink_param = next((param for param in tracer.params if param.name == "sink"), None) or tracer.given("sink", sink)
     settings = {
         "scale": None if scale is None else _number("scale", scale),
         "dropout_p": _number("dropout_p", dropout_p),
@@ -102,8 +104,11 @@ def describe(
 def _number(name: str, value: Any) -> float:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__") or getattr(value, "shape", ()) != ():
         raise TypeError(f"attention: {name}: found {_found(value)}; expected a number")
+    without_gradient(name, value)
     try:
-        return float(without_gradient(name, value))
+        return float(value)
+    except (OverflowError, ValueError):
+        raise ValueError(f"attention: {name}: found {_found(value)}; expected a number that a float holds") from None
     except TypeError as error:
         if type(error).__module__ == "builtins":
             raise
@@ -151,9 +156,8 @@ def description_of(
     """settings: the arguments of describe() that are plain values, from scale to kv_offset."""
     plain = dict(settings)
     deterministic, strategy = plain.pop("deterministic"), plain.pop("strategy")
-    try:
-        chosen = getattr(BackwardStrategy, strategy)
-    except AttributeError:
+    chosen = getattr(BackwardStrategy, strategy, None) if isinstance(strategy, str) else None
+    if chosen is None:
         raise ValueError(f"strategy: found {strategy!r}; expected automatic, fused, split or two_scan") from None
     determinism = Determinism.reproducible if deterministic else Determinism.fast
     attention = _core.Attention(score_mod=score_mod, mask=mask, sink=sink, determinism=determinism, strategy=chosen, **plain)
@@ -191,6 +195,8 @@ _MAX_TRACES = 1024
 
 def wanted_gradients(gradients: tuple[str, ...], names: Sequence[str]) -> tuple[bool, ...]:
     """For each parameter, whether its gradient was asked for by name."""
+    if isinstance(gradients, str) or not isinstance(gradients, Collection):
+        raise TypeError(f"gradients: found {_found(gradients)}; expected a tuple of names, as in gradients=('p0',)")
     for name in gradients:
         if name not in names:
             raise ValueError(f"gradients: no parameter is called {name!r}; expected some of {list(names)}")
@@ -263,7 +269,7 @@ def trace(
     description = describe(score_mod, mask, tracer=tracing, **arguments)
     bound = bind(description, options, heads_first)
     if found_key is not None and reads is not None and not tracing.saw_values and _versions(reads.arrays) == before:
-        sources = [_source(array, reads.arrays, given) for array in bound.arrays]
+        sources = [_source(name, array, reads.arrays, given) for name, array in zip(bound.names, bound.arrays)]
         if None not in sources:
             if len(_traces) >= _MAX_TRACES:
                 _traces.pop(next(iter(_traces)))
@@ -332,7 +338,8 @@ def _with_scalars(
         return None
     description, places = made
     bound = bind(description, options, heads_first)
-    sources = [places[id(array)] if id(array) in places else _source(array, key.arrays, given) for array in bound.arrays]
+    named = zip(bound.names, bound.arrays)
+    sources = [places[id(array)] if id(array) in places else _source(name, array, key.arrays, given) for name, array in named]
     if None not in sources:
         if len(known.bound) >= _MAX_CHANGING:
             known.bound.clear()
@@ -379,11 +386,10 @@ def _by_value(name: str, value: Any) -> Any:
     return without_gradient(name, value).item() if arrays.is_array(value) and value.shape == () else value
 
 
-def _source(array: Any, reached: Sequence[Any], given: Mapping[str, Any]) -> str | int | None:
+def _source(name: str, array: Any, reached: Sequence[Any], given: Mapping[str, Any]) -> str | int | None:
     """Where a later call finds this array: under its name among the given ones, or at its place among those that the functions reach, which are as
     many and in the same order wherever keys are equal; None when nowhere, as for an array that was made while tracing. Arrays themselves are not
     held, not even weakly: torch.utils.swap_tensors() refuses tensors that are."""
-    for name, candidate in given.items():
-        if candidate is array:
-            return name
+    if given.get(name) is array:
+        return name
     return next((place for place, other in enumerate(reached) if other is array), None)

@@ -63,7 +63,8 @@ def explain(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
         own = _OTHER_NAMES.get(argument, argument)
         if argument not in parameters and own in parameters:
             message = own + separator + rest
-        found: Exception = type(error)(f"{name}: {message}")
+        kind: Any = ValueError if isinstance(error, UnicodeError) else type(error)  # some take more than a message
+        found: Exception = kind(f"{name}: {message}")
     except _ERRORS as better:
         found = better
     setattr(found, "door", name)
@@ -84,16 +85,18 @@ def _by_name(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwa
     except TypeError as error:
         unnamed = [own for own, p in signature.parameters.items() if p.kind == p.POSITIONAL_OR_KEYWORD and own != "self"]
         raise TypeError(f"{name}: {error}; expected {', '.join(unnamed)}, and others by their names") from None
-    return {**given, **given.pop("arguments", {})}
+    return {**given, **given.pop("arguments", {}), **given.pop("tensors", {})}
 
 
 def _check_tensors(name: str, given: Mapping[str, Any]) -> None:
     of_jax = ".jax." in name
-    tensors = {role: given[role] for role in (_JAX_ROLES if of_jax else ("q", "k", "v")) if role in given}
+    tensors = {role: given[role] for role in (_JAX_ROLES if of_jax else _ROLES.get(name, ("q", "k", "v"))) if role in given}
     first = tensors.get("q")
     for role, tensor in tensors.items():
-        if role == "dlse" and tensor is None:
+        if tensor is None and (role == "dlse" or name == "foveal.check"):
             continue
+        if name == "foveal.check" and isinstance(tensor, str):  # a problem line
+            return
         if of_jax:
             _check_jax(f"{name}: {role}", tensor)
             continue
@@ -108,6 +111,7 @@ def _check_tensors(name: str, given: Mapping[str, Any]) -> None:
         arrays.check_plain(tensor, f"{name}: {role}")
 
 
+_ROLES = {"foveal.backward": ("q", "k", "v", "out", "lse", "dout", "dlse"), "foveal.check": ("q", "k", "v", "dout", "dlse")}
 _JAX_ROLES = ("q", "k", "v", "out", "lse", "dout", "dlse", "query", "key", "value")
 _REALS = ("float64", "float32", "bfloat16", "float16")
 
@@ -139,6 +143,9 @@ def _check_torch(what: str, tensor: Any) -> None:
 
 
 def _check_lengths(name: str, given: Mapping[str, Any]) -> None:
+    longest = given.get("max_seqlens", (0, 0))
+    if not (isinstance(longest, (tuple, list)) and len(longest) == 2 and all(hasattr(length, "__index__") for length in longest)):
+        raise TypeError(f"{name}: max_seqlens: found {longest!r}; expected a pair of integers (longest of q, longest of kv)")
     lengths = given.get("cu_seqlens")
     if lengths is None:
         return
@@ -153,9 +160,6 @@ def _check_lengths(name: str, given: Mapping[str, Any]) -> None:
             continue
         if not arrays.is_array(array):
             raise TypeError(f"{name}: cu_seqlens: for {which}: found {type(array).__name__}; {expected}")
-    longest = given.get("max_seqlens")
-    if longest is not None and not (isinstance(longest, (tuple, list)) and len(longest) == 2 and all([hasattr(n, "__index__") for n in longest])):
-        raise TypeError(f"{name}: max_seqlens: found {longest!r}; expected a pair (longest of q, longest of kv)")
 
 
 def _check_arrays(name: str, given: Mapping[str, Any]) -> None:

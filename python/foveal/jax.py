@@ -343,6 +343,7 @@ def _array(value: Any, name: str) -> jax.Array:
         return jnp.asarray(value)
     if not isinstance(value, jax.Array):
         raise TypeError(f"attention: {name}: found {type(value).__module__}.{type(value).__qualname__}; expected a JAX array")
+    arrays.check_sizes(value, name)
     return value
 
 

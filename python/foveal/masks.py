@@ -35,15 +35,21 @@ def prefix_lm(prefix: int) -> Expr:
     return _core.prefix_lm(_known("prefix_lm: prefix", prefix, "lambda batch, head, q_idx, kv_idx: (kv_idx < prefix) | (kv_idx <= q_idx)"))
 
 
-def _known(name: str, value: Any, written: str) -> int:
+def _known(name: str, value: Any, written: str, kind: str = "mask") -> int:
     """An integer that is known now; an array, perhaps traced, belongs into a function of one's own."""
     try:
-        return operator.index(value)
+        known = operator.index(value)
+        if not -(2**63) <= known < 2**63:
+            raise ValueError(f"{name}: found {known}; expected an integer of 64 bits")
+        return known
     except TypeError:
-        of_array = arrays.is_array(value)
-        found = f"an array of {value.dtype}{list(value.shape)}" if of_array else f"{type(value).__name__} {value!r}"
-        instead = f"; a mask of your own may read an array: {written}" if of_array else ""
-        raise TypeError(f"{name}: found {found}; expected an integer{instead}") from None
+        raise _unknown(name, value, "an integer", written, kind) from None
+
+
+def _unknown(name: str, value: Any, expected: str, written: str, kind: str) -> TypeError:
+    of_array = arrays.is_array(value)
+    found = f"an array of {value.dtype}{list(value.shape)}" if of_array else f"{type(value).__name__} {value!r}"
+    return TypeError(f"{name}: found {found}; expected {expected}" + (f"; a {kind} of your own may read an array: {written}" if of_array else ""))
 
 
 def _check(array: Any, name: str, types: tuple[Type, ...], shapes: dict[int, str]) -> None:
@@ -51,7 +57,7 @@ def _check(array: Any, name: str, types: tuple[Type, ...], shapes: dict[int, str
     expected = f"expected {'an' if kinds[0] == 'i' else 'a'} {kinds} array of shape {' or '.join(shapes.values())}"
     if not arrays.is_array(array):
         raise TypeError(f"{name} is a {type(array).__name__}; {expected}")
-    if len(array.shape) not in shapes or arrays.type_of(array) not in types:
+    if len(array.shape) not in shapes or arrays.type_of(array, name) not in types:
         raise ValueError(f"{name} is of shape {tuple(array.shape)} and dtype {array.dtype}; {expected}")
 
 
@@ -83,6 +89,7 @@ def global_tokens(w: int, is_global: Any) -> MaskFunction:
     w: 0 or more. is_global: a boolean or integer array (seqlen), of any framework; nonzero for the global tokens. Raises TypeError for what is
     no array, ValueError for another shape or dtype or a negative w.
     """
+    w = _known("global_tokens: w", w, "lambda batch, head, q_idx, kv_idx: (abs(q_idx - kv_idx) <= w) | is_global[q_idx] | is_global[kv_idx]")
     if w < 0:
         raise ValueError(f"global_tokens: w is {w}; expected 0 or more")
     _check(is_global, "global_tokens: is_global", (Type.boolean, Type.integer), {1: "(seqlen)"})
@@ -96,14 +103,17 @@ def global_tokens(w: int, is_global: Any) -> MaskFunction:
 
 def dilated(w: int, d: int) -> Expr:
     """window(w) and abs(q_idx - kv_idx) % d == 0."""
-    return _core.dilated(w, d)
+    near = "lambda batch, head, q_idx, kv_idx: (abs(q_idx - kv_idx) <= w) & (abs(q_idx - kv_idx) % d == 0)"
+    return _core.dilated(_known("dilated: w", w, near), _known("dilated: d", d, near))
 
 
 def alibi(heads: int) -> Expr:
     """The score plus (kv_idx - q_idx) * 2 ** (-8 * (head + 1) / heads)."""
-    return _core.alibi(heads)
+    return _core.alibi(_known("alibi: heads", heads, "lambda score, batch, head, q_idx, kv_idx: score + slopes[head] * (kv_idx - q_idx)", "score"))
 
 
 def softcap(cap: float) -> Expr:
     """The score as cap * tanh(score / cap)."""
-    return _core.softcap(cap)
+    if isinstance(cap, str) or not hasattr(cap, "__float__") or getattr(cap, "shape", ()) != ():
+        raise _unknown("softcap: cap", cap, "a number", "lambda score, batch, head, q_idx, kv_idx: cap[head] * foveal.tanh(score / cap[head])", "score")
+    return _core.softcap(float(cap))

@@ -258,6 +258,7 @@ class Capture(metaclass=questions.SymbolType):
     def __init__(
         self, tracer: "Tracer", array: Any, axes: tuple[Any, ...] | None = None, order: tuple[int | None, ...] | None = None, stopped: bool = False
     ):  # fmt: skip
+        arrays.check_sizes(array, "a captured array")
         self._tracer = tracer
         self._array = array
         self._axes = tuple(Along(0, 1, int(extent)) for extent in array.shape) if axes is None else axes
@@ -477,7 +478,6 @@ class Tracer:
 
     arrays: list[Any] = field(default_factory=list)
     params: list[Param] = field(default_factory=list)
-    names: dict[int, str] = field(default_factory=dict)  # id of an array -> the name the user gave it
     own_names: dict[str, str] = field(default_factory=dict)  # of parameters, no other trace has them -> those of the description
     numbers: int = 0  # that are read at run time
     over: bool = False  # the functions have returned
@@ -532,12 +532,15 @@ class Tracer:
         for known, param in zip(self.arrays, self.params):
             if known is array:
                 return param
+        called = called or f"p{len(self.params) - self.numbers}"
+        name = f"{called}{_OF_TRACE}{next(_traces)}"
+        self.own_names[name] = called
+        return self.given(name, array)
+
+    def given(self, name: str, array: Any) -> Param:
+        """A parameter with this name. The same array under another one is another parameter: the next call may give two arrays."""
         arrays.check_plain(array, "a captured array")
-        name = self.names.get(id(array))
-        if name is None:
-            called = called or f"p{len(self.params) - self.numbers}"
-            name = f"{called}{_OF_TRACE}{next(_traces)}"
-            self.own_names[name] = called
+        arrays.check_sizes(array, name)
         param = Param(name, list(array.shape), arrays.type_of(array, "a captured array"))
         self.arrays.append(array)
         self.params.append(param)
@@ -598,6 +601,9 @@ class Tracer:
         if fn is None or isinstance(fn, Expr):
             return fn
         if isinstance(fn, str):
+            if not fn.isascii():
+                at, letter = next((at, letter) for at, letter in enumerate(fn) if not letter.isascii())
+                raise ValueError(f"{kind}: expression: column {at + 1}: found {ascii(letter)}; expected ASCII")
             return _core.parse(fn, self.params)
         if not callable(fn):
             raise TypeError(f"{kind}: found {type(fn).__name__}; expected a function, an expression, text or None")

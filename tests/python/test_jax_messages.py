@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 jax = pytest.importorskip("jax")
+import jax.export  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
 import foveal  # noqa: E402
@@ -21,6 +22,12 @@ class Stranger:
 
     def __dlpack__(self):
         raise AssertionError
+
+
+def exported(function):
+    shape = jax.export.symbolic_shape("n, 5, 2, 8")
+    allowed = [jax.export.DisabledSafetyCheck.custom_call("foveal_call")]
+    jax.export.export(jax.jit(function), disabled_checks=allowed)(jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
 attention, door, backward = foveal.jax.attention, foveal.jax.dot_product_attention, foveal.jax.backward
@@ -59,6 +66,14 @@ WRONG = {
     "a number as sink": (lambda: attention(q, k, v, sink=1.0), "foveal.jax.attention: sink: found float"),
     "options": (lambda: attention(q, k, v, options={}), "foveal.jax.attention: options: found dict"),
     "an array that tracing cannot see": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + HOLDER.table[i]), "foveal.jax.attention: score_mod: a symbol indexes"),
+    "sizes that are not known": (lambda: exported(lambda q: attention(q, q, q)), r"foveal.jax.attention: q: shape \(n, 5, 2, 8\); expected known sizes"),
+    "a parameter's sizes": (lambda: exported(lambda x: attention(q, k, v, "score + x[0, q_idx, 0, 0]", params={"x": x})),
+                            r"foveal.jax.attention: x: shape \(n, 5, 2, 8\); expected known sizes"),
+    "a captured array's sizes": (lambda: exported(lambda x: attention(q, k, v, lambda s, b, h, i, j: s + x[0, i, 0, 0])),
+                                 r"foveal.jax.attention: a captured array: shape \(n, 5, 2, 8\); expected known sizes"),
+    "NumPy beside what is traced": (lambda: jax.jit(lambda k: foveal.attention(np.asarray(q), k, k))(k), r"foveal.attention: k: a value that JAX traces.*jnp.asarray\(q\)"),
+    "an explanation within jit": (lambda: jax.jit(lambda q: foveal.explain(q, q, q))(q), "foveal.explain: q: a value that JAX traces, which has no memory yet"),
+    "a check within jit": (lambda: jax.jit(lambda q: foveal.check(q, q, q))(q), "foveal.(check|plan): q: a value that JAX traces, which has no memory yet"),
     "backward's keyword": (lambda: backward(q, k, v, q, q, q, wrong=1), "foveal.jax.backward: wrong: no argument of this function"),
     "backward without out": (lambda: backward(q, k, v, None, q, q), "foveal.jax.backward: out: found NoneType; expected a JAX array"),
     "the door's keyword": (lambda: door(q, k, v, is_causl=True), "foveal.jax.dot_product_attention: is_causl: .*expected is_causal"),
@@ -73,6 +88,12 @@ WRONG = {
 def test_vmap_over_nothing_and_an_integer_as_traced_scale():
     assert jax.vmap(jax.grad(lambda q: attention(q, k, v).sum()), 0)(q[None][:0]).shape == (0, *q.shape)
     np.testing.assert_array_equal(jax.jit(lambda scale: attention(q, k, v, scale=scale))(2), attention(q, k, v, scale=jnp.float32(2)))
+
+
+def test_one_array_of_lengths_for_queries_and_keys():
+    lengths = jnp.array([3])
+    found = door(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths)
+    np.testing.assert_array_equal(found, door(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths + 0))
 
 
 class Holder:

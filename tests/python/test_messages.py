@@ -80,7 +80,23 @@ def read_only(array=None):
 def planned(**results):
     q, k, v = ARRAYS
     made = {"out": np.zeros_like(q), "lse": np.zeros((1, 2, 5), np.float32), **results}
-    foveal.plan(q, k, v).run(q=q, k=k, v=v, **made)
+    foveal.plan(q, k, v).run(**{"q": q, "k": k, "v": v, **made})
+
+
+def backward(**changed):
+    out, lse = foveal.forward(*ARRAYS)
+    return foveal.backward(*ARRAYS, **{"out": out, "lse": lse, "dout": out, **changed})
+
+
+def paged(function, lengths):
+    pool = np.zeros((4, 16, 2, 8), np.float32)
+    table, lengths = np.arange(4, dtype=np.int32).reshape(2, 2), np.array(lengths, np.int32)
+    return function(np.zeros((2, 3, 2, 8), np.float32), pool, pool, block_table=table, seqlens_kv=lengths)
+
+
+def packed(**arguments):
+    cu = CU.cpu().numpy()
+    return foveal.attention(*[a[0] for a in ARRAYS], cu_seqlens=(cu, cu), **arguments)
 
 
 class Holder:
@@ -194,6 +210,43 @@ WRONG = {
     "a nested capture": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + NESTED[h, i]), "foveal.torch.attention: a captured array: a nested tensor; expected a plain"),
     "a sparse mask": (lambda: sdpa(*HEADS_FIRST, torch.ones(5, 5).to_sparse()), "scaled_dot_product_attention: attn_mask: found a tensor of layout torch.sparse_coo"),
     "a block below 0": (lambda: flex(*HEADS_FIRST, block_mask=BELOW), "flex_attention: block_mask: kv_indices lists block -1; expected 0 to 0"),
+    "a list in a plan": (lambda: planned(q=[1.0]), "foveal.Plan.run: q: found list; expected an array of NumPy"),
+    "a real seed of a plan": (lambda: planned(seed=1.5), "foveal.Plan.run: seed: found float 1.5; expected an integer from 0"),
+    "a negative seed of a plan": (lambda: planned(seed=-1), "foveal.Plan.run: seed: found int -1; expected an integer from 0"),
+    "gradients of a forward plan": (lambda: planned(gradients={"p0": TABLE}), "foveal.Plan.run: gradients: given for a forward pass; expected a plan with"),
+    "a forward plan with gradients": (lambda: foveal.plan(*ARRAYS, gradients=("p0",)), r"foveal.plan: gradients: found \('p0',\) for a forward pass; expected backward"),
+    "a forward plan with dlse": (lambda: foveal.plan(*ARRAYS, dlse=True), "foveal.plan: dlse: found True for a forward pass; expected backward=True"),
+    "a plan's flag": (lambda: foveal.explain(*ARRAYS, backward="yes"), "foveal.explain: backward: found str 'yes'; expected True or False"),
+    "one name for gradients": (lambda: backward(gradients="p0"), r"foveal.backward: gradients: found str 'p0'; expected a tuple of names, as in gradients=\('p0',\)"),
+    "no gradients": (lambda: backward(gradients=None), "foveal.backward: gradients: found NoneType None; expected a tuple of names"),
+    "no out": (lambda: backward(out=None), "foveal.backward: out: found NoneType; expected an array of numpy, as q is"),
+    "no dout": (lambda: backward(dout=None), "foveal.backward: dout: found NoneType; expected an array of numpy, as q is"),
+    "a number for dlse": (lambda: backward(dlse=1.0), "foveal.backward: dlse: found float; expected an array of numpy, as q is"),
+    "check's dout": (lambda: foveal.check(*ARRAYS, dout=ARRAYS[0][:, :2]), r"foveal.check: dout: shape \[1, 2, 2, 8\]; expected \[1, 5, 2, 8\]"),
+    "check's dlse": (lambda: foveal.check(*ARRAYS, dout=ARRAYS[0], dlse=TABLE), r"foveal.check: dlse: shape \[5\]; expected \[1, 2, 5\]"),
+    "check's dlse alone": (lambda: foveal.check(*ARRAYS, dlse=np.ones((1, 2, 5), np.float32)), "foveal.check: dlse: given for a forward pass; expected dout beside it"),
+    "check's gradients alone": (lambda: foveal.check(*ARRAYS, gradients=("p0",)), "foveal.check: gradients: given for a forward pass; expected dout beside it"),
+    "check's lengths": (lambda: foveal.check(*[a[0] for a in ARRAYS], cu_seqlens=(CU.cpu().numpy() + 1,) * 2), r"foveal.check: cu_seqlens_q: found \[1, 6\]; expected 0, then"),
+    "check's pages": (lambda: paged(foveal.check, [20, 99]), "foveal.check: seqlens_kv: 99 of sequence 1; expected 0 to 32, what a row"),
+    "check's negative length": (lambda: paged(foveal.check, [-5, 3]), "foveal.check: seqlens_kv: -5 of sequence 0; expected 0 to 32"),
+    "three lengths": (lambda: packed(max_seqlens=(5, 5, 5)), r"foveal.attention: max_seqlens: found \(5, 5, 5\); expected a pair of integers"),
+    "lengths of reals": (lambda: packed(max_seqlens=(5.0, 5.0)), r"foveal.attention: max_seqlens: found \(5.0, 5.0\); expected a pair of integers"),
+    "a length for a batch": (lambda: foveal.attention(*ARRAYS, max_seqlens=5), "foveal.attention: max_seqlens: found 5; expected a pair of integers"),
+    "a strategy": (lambda: foveal.attention(*ARRAYS, strategy=None), "foveal.attention: strategy: found None; expected automatic, fused, split"),
+    "threads": (lambda: foveal.attention(*ARRAYS, options=foveal.Options(threads="a")), "foveal.attention: options.threads: found str 'a'; expected an integer"),
+    "a number for a name": (lambda: foveal.attention(*ARRAYS, params={1: TABLE}), "foveal.attention: params: found int 1 as a name; expected text"),
+    "a scale that no float holds": (lambda: foveal.attention(*ARRAYS, scale=10**400), "foveal.attention: scale: found int 1000.*; expected a number that a float holds"),
+    "a scale in letters": (lambda: foveal.attention(*ARRAYS, scale=np.array("x")), "foveal.attention: scale: found numpy array of <U1.*; expected a number"),
+    "a text with another letter": (lambda: foveal.attention(*ARRAYS, "score + \u03c0"), r"foveal.attention: score_mod: expression: column 9: found '\\u03c0'; expected ASCII"),
+    "half of a letter": (lambda: foveal.attention(*ARRAYS, None, "q_idx \ud800"), r"foveal.attention: mask: expression: column 7: found '\\ud800'; expected ASCII"),
+    "an error with more than a message": (lambda: foveal.attention(*ARRAYS, lambda s, b, h, i, j: s + float(b"\xff".decode())), "foveal.attention: 'utf-8' codec can't decode"),
+    "a cap": (lambda: foveal.softcap("x"), "softcap: cap: found str 'x'; expected a number"),
+    "caps": (lambda: foveal.softcap(TABLE), r"softcap: cap: found an array of float64\[5\]; expected a number; a score of your own may read an array"),
+    "heads of ALiBi": (lambda: foveal.alibi(1.5), "alibi: heads: found float 1.5; expected an integer"),
+    "a dilation": (lambda: foveal.dilated(3, "x"), "dilated: d: found str 'x'; expected an integer"),
+    "a large window": (lambda: foveal.window(2**63), "window: w: found 9223372036854775808; expected an integer of 64 bits"),
+    "half a window": (lambda: foveal.global_tokens(1.5, np.arange(5)), "global_tokens: w: found float 1.5; expected an integer"),
+    "ids without sign": (lambda: foveal.document(np.arange(5, dtype=np.uint32)), "document: ids: dtype uint32 is not supported"),
     "a list with symbols": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + [1.0, 2.0][h]), "score_mod|symbol|no value"),
 }  # fmt: skip
 

@@ -21,6 +21,24 @@ def arrays(*shape, n=3, seed=0):
     return [rng.standard_normal(shape) for _ in range(n)]
 
 
+def test_one_array_under_two_names():
+    """They were one parameter: the other name was unknown, and a later call with two arrays read the first one twice."""
+    q, k, v = arrays(1, 5, 2, 4)
+    x, y, _ = arrays(2)
+    text = "score * a[head] + b[kv_idx % 2]"
+    named = lambda a, b, sink=None: foveal.attention(q, k, v, text, params={"a": a, "b": b}, sink=sink)  # noqa: E731
+    np.testing.assert_array_equal(named(x, x), named(x, x.copy()))
+    np.testing.assert_array_equal(named(x, y), named(x.copy(), y.copy()))
+    np.testing.assert_array_equal(named(x, y, sink=x), named(x, y, sink=x.copy()))
+    np.testing.assert_array_equal(named(x, y, sink=y), named(x, y, sink=y.copy()))
+    out, lse = foveal.forward(q, k, v, text, params={"a": x, "b": x}, sink=x)
+    *_, together = foveal.backward(q, k, v, out, lse, out, text, params={"a": x, "b": x}, sink=x, gradients=("a", "b", "sink"))
+    *_, apart = foveal.backward(q, k, v, out, lse, out, text, params={"a": x, "b": x + 0}, sink=x + 0, gradients=("a", "b", "sink"))
+    assert all((together[name] == apart[name]).all() for name in ("a", "b", "sink")) and not np.allclose(together["a"], together["b"])
+    with pytest.raises(ValueError, match="foveal.attention: params: found an array called sink beside the sink, which is another"):
+        foveal.attention(q, k, v, "score + sink[head]", params={"sink": x}, sink=y)
+
+
 def test_plain_and_causal():
     q, k, v = arrays(2, 9, 3, 4)
     np.testing.assert_allclose(foveal.attention(q, k, v), softmax_attention(q, k, v), rtol=1e-10)
