@@ -451,6 +451,7 @@ def check(
     The reference visits every pair: keep the sizes small. Returns a Report, true when everything passed. Raises as attention() does.
     """
     if isinstance(q, str):
+        arrays.check_ascii("problem line", q)
         return Report(**_core.check_line(q))
     if k is None or v is None:
         raise TypeError("check: expected a problem line, or q, k and v")

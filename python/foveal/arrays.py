@@ -58,6 +58,13 @@ def plain_number(value: Any) -> Any:
     return value.item() if isinstance(value, generic) else value
 
 
+def check_ascii(what: str, text: str) -> None:
+    """Of a text for the compiled part, whose messages show the bytes around a fault."""
+    if not text.isascii():
+        at, letter = next((at, letter) for at, letter in enumerate(text) if not letter.isascii())
+        raise ValueError(f"{what}: column {at + 1}: found {ascii(letter)}; expected ASCII")
+
+
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides = []
     step = 1

@@ -288,9 +288,33 @@ def truth(self: Any) -> bool:
 
 
 _truth_of = _core.Expr.__bool__
+def _copy(self: _core.Expr, *_: Any) -> _core.Expr:
+    """copy.copy() and deepcopy() of an expression, which nothing changes. For symbols of functions that are traced: no_copy()."""
+    if _here.count:
+        no_copy(self)
+    return self
+
+
+def _reduce(self: _core.Expr, *_: Any) -> tuple[Any, ...]:
+    """pickle: as text."""
+    if _here.count:
+        no_copy(self)
+    if _core.params_of(self):
+        raise TypeError(f"an expression that reads parameters ({', '.join(sorted(_core.params_of(self)))}) is not pickled; expected its text, and parse() with them")
+    return _read, (repr(self),)
+
+
+def _read(text: str) -> _core.Expr:
+    """What pickle calls by its name, which functions of the compiled part do not have."""
+    return _core.parse(text)
+
+
 setattr(_core.Expr, "__hash__", _hash)
 setattr(_core.Expr, "__repr__", text_by(_core.Expr.__repr__))
 setattr(_core.Expr, "__format__", text_by(repr))
+setattr(_core.Expr, "__reduce_ex__", _reduce)
+setattr(_core.Expr, "__copy__", _copy)
+setattr(_core.Expr, "__deepcopy__", _copy)
 setattr(_core.Expr, "__bool__", truth)
 for _name in ("__float__", "__int__", "__index__", "__complex__"):
     setattr(_core.Expr, _name, no_number)

@@ -601,9 +601,7 @@ class Tracer:
         if fn is None or isinstance(fn, Expr):
             return fn
         if isinstance(fn, str):
-            if not fn.isascii():
-                at, letter = next((at, letter) for at, letter in enumerate(fn) if not letter.isascii())
-                raise ValueError(f"{kind}: expression: column {at + 1}: found {ascii(letter)}; expected ASCII")
+            arrays.check_ascii(f"{kind}: expression", fn)
             return _core.parse(fn, self.params)
         if not callable(fn):
             raise TypeError(f"{kind}: found {type(fn).__name__}; expected a function, an expression, text or None")

@@ -1,5 +1,8 @@
 """Masks that read an array: the same as their text, in every framework; what they do not take is refused."""
 
+import copy
+import pickle
+
 import numpy
 import pytest
 
@@ -81,3 +84,17 @@ def test_what_is_no_such_array_is_refused(make, error, words):
 
 def test_a_mask_is_traced_once():
     assert guards.key_of((None, foveal.document(IDS)), None) is not None
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda expr: pickle.loads(pickle.dumps(expr))], ids="copy deepcopy pickle".split())
+def test_expressions_are_copied(copied):
+    """So that a model with a mask among its attributes can be."""
+    for expr in (foveal.causal() & foveal.window(3), foveal.alibi(4), foveal.softcap(2.5), foveal.where(foveal.head < 2, foveal.score, 0.1)):
+        assert repr(copied({"expr": expr})["expr"]) == repr(expr)
+
+
+def test_expressions_with_parameters_are_not_pickled():
+    expr = foveal.parse("score + x[head]", [foveal.Param("x", [4])])
+    assert copy.deepcopy(expr) is expr
+    with pytest.raises(TypeError, match=r"an expression that reads parameters \(x\) is not pickled"):
+        pickle.dumps(expr)

@@ -238,6 +238,7 @@ WRONG = {
     "a scale that no float holds": (lambda: foveal.attention(*ARRAYS, scale=10**400), "foveal.attention: scale: found int 1000.*; expected a number that a float holds"),
     "a scale in letters": (lambda: foveal.attention(*ARRAYS, scale=np.array("x")), "foveal.attention: scale: found numpy array of <U1.*; expected a number"),
     "a text with another letter": (lambda: foveal.attention(*ARRAYS, "score + \u03c0"), r"foveal.attention: score_mod: expression: column 9: found '\\u03c0'; expected ASCII"),
+    "a problem line with another letter": (lambda: foveal.check('forward f32 q4 score="\u03c0"'), r"foveal.check: problem line: column 23: found '\\u03c0'; expected ASCII"),
     "half of a letter": (lambda: foveal.attention(*ARRAYS, None, "q_idx \ud800"), r"foveal.attention: mask: expression: column 7: found '\\ud800'; expected ASCII"),
     "an error with more than a message": (lambda: foveal.attention(*ARRAYS, lambda s, b, h, i, j: s + float(b"\xff".decode())), "foveal.attention: 'utf-8' codec can't decode"),
     "a cap": (lambda: foveal.softcap("x"), "softcap: cap: found str 'x'; expected a number"),
