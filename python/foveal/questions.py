@@ -299,8 +299,9 @@ def _reduce(self: _core.Expr, *_: Any) -> tuple[Any, ...]:
     """pickle: as text."""
     if _here.count:
         no_copy(self)
-    if _core.params_of(self):
-        raise TypeError(f"an expression that reads parameters ({', '.join(sorted(_core.params_of(self)))}) is not pickled; expected its text, and parse() with them")
+    read = ", ".join(sorted(_core.params_of(self)))
+    if read:
+        raise TypeError(f"an expression that reads parameters ({read}) is not pickled; expected its text, and parse() with them")
     return _read, (repr(self),)
 
 

@@ -41,8 +41,9 @@ class Mask(BlockMask):
     `materialize`, for one that computes with it."""
 
     def __init__(
-        self, expr: Expr, params: dict[str, Tensor], shape: tuple[int, int, int, int], of_module: bool = False, materialize: Callable[[], Tensor] | None = None
-    ):
+        self, expr: Expr, params: dict[str, Tensor], shape: tuple[int, int, int, int], of_module: bool = False,
+        materialize: Callable[[], Tensor] | None = None,
+    ):  # fmt: skip
         self.expr, self.params, self._shape, self._of_module, self._materialize = expr, params, shape, of_module, materialize
 
     @property
@@ -162,7 +163,9 @@ def attention_mask(
     assert described.mask is not None
     params = {param.name: tensor for param, tensor in zip(described.params, described.arrays)}
     of_module = getattr(kwargs.get("config"), "model_type", None) in transformers_alibi.MODEL_TYPES
-    tensor = functools.partial(materialize, skip=False) if _has_interface(modeling) else None
+    # Later, when a cache may have changed its own offsets in place.
+    kept_as_now = {name: value.clone() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    tensor = functools.partial(_materialized, kept_as_now, attention_mask, device, kwargs, skip=False) if _has_interface(modeling) else None
     return Mask(described.mask, params, (batch_size, 1, q_length, kv_length), of_module, tensor)  # type: ignore[arg-type]  # without a skip a tensor
 
 
@@ -291,7 +294,8 @@ def _check_asked(module: torch.nn.Module, asked: dict[str, Any]) -> None:
         raise NotImplementedError("attn_implementation='foveal': cache: a paged cache; use attn_implementation='paged|eager'")
     for name in _meant_for_attention(module) & asked.keys():
         if asked[name] is not None:
-            raise NotImplementedError(f"attn_implementation='foveal': {name}: a part of this model's attention that foveal does not know; use attn_implementation='eager'")
+            unknown = f"{name}: a part of this model's attention that foveal does not know"
+            raise NotImplementedError(f"attn_implementation='foveal': {unknown}; use attn_implementation='eager'")
 
 
 # What masks say already, is asked for above, or kernels of another kind need.

@@ -348,6 +348,10 @@ def test_a_mask_that_is_a_tensor_for_its_model():
     assert torch.equal(make()[:, 0, 3:5], expected[:, 0, 3:5]) and torch.equal(~make(), ~expected)
     assert torch.equal(torch.cat([make(), make()], -1), torch.cat([expected] * 2, -1)) and make().dtype == torch.bool
     assert torch.equal(make().to("cpu").repeat(1, 4, 1, 1), expected.repeat(1, 4, 1, 1))
+    offset = torch.tensor(3)
+    late = foveal.transformers.attention_mask(1, 2, 8, q_offset=offset, config=config)
+    offset += 4  # as a static cache does
+    assert torch.equal(~late, ~torch.ones(8, 8, dtype=torch.bool).tril()[None, None, 3:5])
     for use in (lambda m: m + 1.0, lambda m: 1.0 - m, lambda m: torch.zeros(13) + m, lambda m: torch.zeros(13).add_(m), lambda m: torch.mul(m, 2), lambda m: -m):
         with pytest.raises(NotImplementedError, match="attn_implementation='foveal': .* of an attention mask: this model computes with its mask by itself"):
             use(make())
