@@ -285,7 +285,9 @@ class Plan:
         return found[first : first + max(1, self.workspace_bytes)]
 
     @public("foveal.Plan.run")
-    def run(self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any) -> None:
+    def run(
+        self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any
+    ) -> None:
         """Computes into the given outputs.
 
         workspace: scratch memory; with it nothing is allocated on a GPU. None: allocated for this run (on the CPU the thread's own is used).
@@ -297,11 +299,18 @@ class Plan:
 
         Raises ValueError when an array does not match the plan.
         """
-        self.bind(workspace=workspace, params=params, gradients=gradients, **tensors)()
+        self._bound(workspace, params, gradients, tensors)()
 
     @public("foveal.Plan.bind")
-    def bind(self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any) -> Callable[[], None]:
+    def bind(
+        self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any
+    ) -> Callable[[], None]:
         """A function that runs on these arrays each time it is called, and only checks them and launches. Arguments as in run()."""
+        return self._bound(workspace, params, gradients, tensors)
+
+    def _bound(
+        self, workspace: Array | None, params: Mapping[str, Array] | None, gradients: Mapping[str, Array] | None, tensors: dict[str, Any]
+    ) -> Callable[[], None]:
         if gradients and self._roles is not _ROLES:
             raise ValueError("gradients: given for a forward pass; expected a plan with backward=True")
         if "cu_seqlens" in tensors:
