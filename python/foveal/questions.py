@@ -103,10 +103,11 @@ def _meant(kind: SymbolType, frame: types.FrameType) -> type:
 
 def _type_of(*given: Any) -> Any:
     """The `type` of such functions: isinstance() and issubclass() take it for type, `type(C) is type` holds."""
-    kind = type(*given)
+    kind: Any = type(*given)
     if len(given) > 1 or (kind is not type and type(kind) is not SymbolType):
         return kind
-    return _type_of if kind is type else _meant(kind, sys._getframe(1))
+    symbol_kind: Any = kind
+    return _type_of if kind is type else _meant(symbol_kind, sys._getframe(1))
 
 
 _scopes: dict[int, int] = {}  # by the id of a module's globals, how many functions that run now have its `type` replaced
