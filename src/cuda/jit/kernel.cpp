@@ -60,8 +60,7 @@ void Kernel::launch_raw(const LaunchShape& shape, void* params, std::size_t byte
   if (shape.cooperative) add(driver::LaunchAttribute::cooperative);
   if (shape.programmatic && driver::has_programmatic_launches()) add(driver::LaunchAttribute::programmatic_stream_serialization);
   const driver::LaunchConfig config{
-      shape.grid_x, shape.grid_y, shape.grid_z, shape.threads, 1, 1, shape.shared_bytes, driver::handle_of(stream),
-      attributes,   count};
+      shape.grid_x, shape.grid_y, shape.grid_z, shape.threads, 1, 1, shape.shared_bytes, driver::handle_of(stream), attributes, count};
   const driver::Result result = driver::api().launch(&config, loaded_->function, arguments, nullptr);
   if (result != 0) driver::check(result, ("launch of " + image_->entry).c_str());
 }
