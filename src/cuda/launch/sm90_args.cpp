@@ -42,7 +42,7 @@ device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t
   std::array<unsigned, rank> steps;
   steps.fill(1);
   constexpr int bits8 = 0, bits16 = 1, bits32 = 2, float16 = 6, float32 = 7, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3,
-                promote_to_256_bytes = 3, zeros_outside = 0;
+                promote_to_128_bytes = 2, zeros_outside = 0;
   driver::TensorMap map;
   const int type = dtype == DType::f32    ? float32
                    : dtype == DType::bf16 ? bfloat16
@@ -51,7 +51,7 @@ device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t
                    : size_of(dtype) == 1  ? bits8
                                           : float16;
   driver::call.tensor_map_encode_tiled(&map, type, rank, data, dims.data(), strides_bytes.data(), box.data(), steps.data(), no_interleave,
-                                       swizzle_128_bytes, promote_to_256_bytes, zeros_outside);
+                                       swizzle_128_bytes, promote_to_128_bytes, zeros_outside);
   device::TensorMap copy;
   static_assert(sizeof copy == sizeof map);
   std::memcpy(&copy, &map, sizeof map);
