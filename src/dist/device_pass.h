@@ -62,7 +62,8 @@ class DevicePass : protected RankPass {
     std::optional<Plan>& plan = plans_.plans[number];
     if (!plan) {
       const PartLaunch& part = plans_.order.launches[number];
-      const cuda::driver::Redirected fewer(cuda::driver::api(), facts_for(part));
+      const cuda::driver::DeviceFacts facts = facts_for(part);
+      const cuda::driver::Redirected fewer(cuda::driver::api(), facts);
       plan = foveal::plan(attention_of(part, std::is_same_v<Inputs, ForwardInputs>), inputs, outputs, c_.options.plan);
     }
     return *plan;

@@ -182,6 +182,7 @@ const DeviceFacts& device_facts(int device);  ///< throws Error{device} when the
 class Redirected {
  public:
   Redirected(const Api& api, const DeviceFacts& facts);
+  Redirected(const Api& api, DeviceFacts&& facts) = delete;  // they must outlive it
   ~Redirected();
   Redirected(const Redirected&) = delete;
   Redirected& operator=(const Redirected&) = delete;
