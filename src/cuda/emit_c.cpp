@@ -96,10 +96,11 @@ enum { max_dynamic_shared_bytes = 8 };                                          
 
 constexpr const char* encode_text = R"(
 /* Fills the map of a tensor of `rank` dimensions inside a kernel's argument. */
-static int encode(word* map, word address, int type, unsigned rank, const word* dims, const word* strides, const unsigned* box) {
+static int encode(word* map, word address, int type, unsigned rank, const word* dims, const word* strides, const unsigned* box,
+                  int l2_promotion) {
   static const unsigned steps[5] = {1, 1, 1, 1, 1};
   ALIGNED_64 word filled[16];
-  const int error = cuTensorMapEncodeTiled(filled, type, rank, (void*)address, dims, strides, box, steps, 0, 3, 2, 0);
+  const int error = cuTensorMapEncodeTiled(filled, type, rank, (void*)address, dims, strides, box, steps, 0, 3, l2_promotion, 0);
   memcpy(map, filled, sizeof filled);
   return error;
 }
@@ -372,13 +373,13 @@ class Emitter {
   }
 
   std::string map_text(const Recording& recording, std::size_t at, const Recording::TensorMap& map, std::size_t device) {
-    const bool plain = map.element_strides == std::vector<unsigned>(map.dims.size(), 1) && map.interleave == 0 && map.swizzle == 3 &&
-                       map.l2_promotion == 2 && map.outside == 0;
+    const bool plain =
+        map.element_strides == std::vector<unsigned>(map.dims.size(), 1) && map.interleave == 0 && map.swizzle == 3 && map.outside == 0;
     if (!plain) base::fail(ErrorCode::unsupported, "emit: a tensor map of another kind");
     return base::join("    {\n      static const word dims[] = {", list(map.dims), "}, strides[] = {", list(map.strides_bytes),
                       "};\n      static const unsigned box[] = {", list(map.box), "};\n      if ((error = encode(argument + ", at / 8, ", ",
-                      number(recording, map.address, device), ", ", map.type, ", ", map.dims.size(),
-                      ", dims, strides, box)) != success) return error;\n    }\n");
+                      number(recording, map.address, device), ", ", map.type, ", ", map.dims.size(), ", dims, strides, box, ",
+                      map.l2_promotion, ")) != success) return error;\n    }\n");
   }
 
   const std::vector<EmittedPass>& passes_;

@@ -172,8 +172,9 @@ class ForwardSm90 : public GpuExecutable {
     const std::int64_t keys = sm90_keys_in_reach(p, mask_);
     args.q = config_.packed_heads > 1 ? sm90_packed_tensor_map(buffers.q, config_.queries(), config_.packed_heads)
                                       : sm90_tensor_map(buffers.q, config_.block_q(), p.total_q);
-    args.k = sm90_tensor_map(buffers.k, box_keys(), keys);
-    args.v = sm90_tensor_map(buffers.v, box_keys(), keys);
+    const L2Fetch fetch = config_.few_queries() ? L2Fetch::bytes_128 : L2Fetch::bytes_256;
+    args.k = sm90_tensor_map(buffers.k, box_keys(), keys, fetch);
+    args.v = sm90_tensor_map(buffers.v, box_keys(), keys, fetch);
     if (p.paged) args.pages = block_table(buffers);
     sm90_set_pair_maps(args, config_.tiles, buffers, config_.queries());
     args.order = schedule_.order;

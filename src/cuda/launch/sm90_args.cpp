@@ -33,7 +33,8 @@ std::optional<std::string> refuses_layout(const char* name, const problem::Tenso
 /// but for the first dimension.
 template <std::size_t rank>
 device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t, rank>& dims,
-                         const std::array<std::uint64_t, rank - 1>& strides_bytes, std::array<unsigned, rank> box) {
+                         const std::array<std::uint64_t, rank - 1>& strides_bytes, std::array<unsigned, rank> box,
+                         L2Fetch fetch = L2Fetch::bytes_256) {
   if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) {
     base::fail(ErrorCode::invalid_argument, "a tensor begins at ", data,
                ", no multiple of 16 bytes as those that were planned for; plan with tensors like it");
@@ -42,7 +43,7 @@ device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t
   std::array<unsigned, rank> steps;
   steps.fill(1);
   constexpr int bits8 = 0, bits16 = 1, bits32 = 2, float16 = 6, float32 = 7, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3,
-                promote_to_128_bytes = 2, zeros_outside = 0;
+                zeros_outside = 0;
   driver::TensorMap map;
   const int type = dtype == DType::f32    ? float32
                    : dtype == DType::bf16 ? bfloat16
@@ -51,7 +52,7 @@ device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t
                    : size_of(dtype) == 1  ? bits8
                                           : float16;
   driver::call.tensor_map_encode_tiled(&map, type, rank, data, dims.data(), strides_bytes.data(), box.data(), steps.data(), no_interleave,
-                                       swizzle_128_bytes, promote_to_128_bytes, zeros_outside);
+                                       swizzle_128_bytes, static_cast<int>(fetch), zeros_outside);
   device::TensorMap copy;
   static_assert(sizeof copy == sizeof map);
   std::memcpy(&copy, &map, sizeof map);
@@ -90,10 +91,10 @@ std::uint64_t stride_in(const TensorView& view, std::size_t d) {
 
 }  // namespace
 
-device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t seqlen) {
+device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t seqlen, L2Fetch fetch) {
   return encode<4>(view.dtype, view.data,
                    {size_in(view, 3), std::min(size_in(view, 1), static_cast<std::uint64_t>(seqlen)), size_in(view, 2), size_in(view, 0)},
-                   {stride_in(view, 1), stride_in(view, 2), stride_in(view, 0)}, {0, static_cast<unsigned>(rows), 1, 1});
+                   {stride_in(view, 1), stride_in(view, 2), stride_in(view, 0)}, {0, static_cast<unsigned>(rows), 1, 1}, fetch);
 }
 
 device::TensorMap sm90_packed_tensor_map(const TensorView& view, int queries, int heads) {

@@ -86,7 +86,7 @@ struct SplitRows {
 }  // namespace foveal::device
 
 /// Grid: (queries of the longest sequence * heads / rows of a CTA, sequences); args.merge_warps warps share a row.
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 2)
     merge_splits_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   await_previous_launch();
