@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "base/check.h"
@@ -56,6 +57,15 @@ struct Boolean {
   explicit Boolean(double value) : byte(value != 0) {}
   explicit operator double() const { return byte != 0; }
 };
+
+/// Truncated, and the nearest that T holds where it holds none such; NaN is 0. A plain conversion is undefined there.
+template <class T>
+T to_integer(double value) {
+  using Limits = std::numeric_limits<T>;
+  if (value != value) return 0;
+  if (value <= static_cast<double>(Limits::min())) return Limits::min();
+  return value >= static_cast<double>(Limits::max()) ? Limits::max() : static_cast<T>(value);
+}
 
 /// The address of an element, which need not be aligned.
 template <class T>
@@ -119,16 +129,20 @@ double load(const void* data, DType dtype, std::int64_t offset) {
 std::int64_t load_integer(const void* data, DType dtype, std::int64_t offset) {
   return with_type(dtype, [&]<class T>(T value) {
     std::memcpy(&value, at<T>(data, offset), sizeof value);
-    if constexpr (std::is_arithmetic_v<T>)
+    if constexpr (std::is_integral_v<T>)
       return static_cast<std::int64_t>(value);
     else
-      return static_cast<std::int64_t>(static_cast<double>(value));
+      return to_integer<std::int64_t>(static_cast<double>(value));
   });
 }
 
 void store(void* data, DType dtype, std::int64_t offset, double value) {
   with_type(dtype, [&]<class T>(T) {
-    const T stored = static_cast<T>(value);
+    T stored{};
+    if constexpr (std::is_integral_v<T>)
+      stored = to_integer<T>(value);
+    else
+      stored = static_cast<T>(value);
     std::memcpy(const_cast<char*>(at<T>(data, offset)), &stored, sizeof stored);
   });
 }

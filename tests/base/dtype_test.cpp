@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "base/strided.h"
 
 namespace foveal::base {
@@ -37,6 +39,23 @@ TEST(DType, ElementsAreStoredAndLoaded) {
       EXPECT_EQ(load(memory, dtype, 3), 1) << to_string(dtype) << ": a neighbour changed";
     }
   }
+}
+
+TEST(DType, IntegersHoldTheNearestOfWhatIsTooLarge) {
+  const auto stored = [](DType dtype, double value) {
+    std::int64_t element = 0;
+    base::store(&element, dtype, 0, value);
+    return base::load_integer(&element, dtype, 0);
+  };
+  EXPECT_EQ(stored(DType::u8, -3.5), 0);
+  EXPECT_EQ(stored(DType::u8, 1e6), 255);
+  EXPECT_EQ(stored(DType::i8, -1e6), -128);
+  EXPECT_EQ(stored(DType::i32, 1e30), 2147483647);
+  EXPECT_EQ(stored(DType::i64, 1e30), std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(stored(DType::i64, -1e30), std::numeric_limits<std::int64_t>::min());
+  EXPECT_EQ(stored(DType::i16, std::numeric_limits<double>::quiet_NaN()), 0);
+  EXPECT_EQ(stored(DType::i16, -7.9), -7);
+  EXPECT_EQ(stored(DType::f64, 1e30), std::numeric_limits<std::int64_t>::max()) << "read as an integer";
 }
 
 TEST(TensorView, DescribesAndCounts) {

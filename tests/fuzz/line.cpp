@@ -13,7 +13,7 @@ bool small(const problem::Line& line) {
   std::int64_t work = 1;
   for (const std::int64_t size : {line.batch, line.heads_q, line.heads_kv, line.seqlen_q, line.seqlen_kv, line.head_dim, line.head_dim_v,
                                   std::max<std::int64_t>(line.pages, 1), std::max<std::int64_t>(line.page_size, 1)}) {
-    if (size > 64) return false;
+    if (size < 0 || size > 64) return false;
     work *= size;
   }
   for (const auto& param : line.params)
