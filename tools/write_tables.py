@@ -161,6 +161,12 @@ def few_rows():
                for text, row in by_case(rows_of("h200-shapes", suite)).items()]
 
 
+def commits(rows):
+    """Which foveal was measured: "commit `a`", "commits `a`, `b`"."""
+    names = list(dict.fromkeys(row["commit"][:7] for row in rows))
+    return f"commit{'s' if len(names) > 1 else ''} {', '.join(f'`{name}`' for name in names)}"
+
+
 def heads(problem):
     return f"{problem.heads_q}:{problem.heads_kv}"
 
@@ -168,7 +174,7 @@ def heads(problem):
 def few():
     """Times of forward passes that read keys and values and do little else, beside cuDNN or, with programs, FlexAttention in one run."""
     plain, scores = few_rows()
-    lines = [f"{plain[0][1]['machine']}, bf16, commit `{plain[0][1]['commit']}`:", "",
+    lines = [f"{plain[0][1]['machine']}, bf16, {commits([ours for _, ours, _, _ in plain + scores])}:", "",
              "| sequences | heads | queries | keys | head dim | us | TB/s of keys and values | speed relative to cuDNN |", "|---|---|---|---|---|---|---|---|"]
     lines += [f"| {p.batch} | {heads(p)} | {p.seqlen_q} | {p.seqlen_kv} | {p.head_dim} | {1e3 * row['ms']:.0f} | {row['kv_bytes'] / row['ms'] * 1e-9:.2f} "
               f"| {ratio} |" for p, row, _, ratio in plain]
@@ -194,7 +200,7 @@ def pages():
 
 
 def shapes():
-    """Shapes beside their round neighbours, reproducible gradients beside fast ones, few queries."""
+    """Shapes beside their round neighbours, reproducible gradients beside fast ones."""
     found = collections.defaultdict(dict)
     for row in rows_of("h200-shapes", "shapes"):
         found[row["name"]][row["case"].split()[0]] = row
@@ -213,14 +219,6 @@ def shapes():
         (problem,) = parse(text, "reproducible")
         ratios[problem.head_dim, problem.causal].append(f"{row['reproducible']['ms'] / row['fast']['ms']:.2f}")
     lines += [f"| {dim} {'causal' if causal else 'full'} | {' | '.join(cells)} |" for (dim, causal), cells in ratios.items()]
-    plain, scores = few_rows()
-    words = {case: f"{case.batch}, {heads(case)}, {case.seqlen_q}, {case.seqlen_kv}, {case.head_dim}" for case, *_ in plain + scores}
-    lines += ["", "Few queries, forward: time, bandwidth of keys and values, and speed relative to cuDNN in the same run:", "",
-              "| batch, heads, queries, keys, head dim | \u00b5s | TB/s | over cuDNN |", "|---|---|---|---|"]
-    lines += [f"| {words[p]} | {1e3 * row['ms']:.0f} | {row['kv_bytes'] / row['ms'] * 1e-9:.2f} | {ratio} |" for p, row, _, ratio in plain]
-    lines += ["", "The same with programs (lengths: a mask that reads how many keys each sequence has, a quarter to all of them), beside FlexAttention:", "",
-              "| batch, heads, queries, keys, head dim | program | \u00b5s | TB/s | over FlexAttention |", "|---|---|---|---|---|"]
-    lines += [f"| {words[p]} | {p.score.replace('_', ' ')} | {1e3 * row['ms']:.0f} | {row['kv_bytes'] / row['ms'] * 1e-9:.2f} | {ratio} |" for p, row, _, ratio in scores]
     return "\n".join(lines)
 
 
@@ -246,10 +244,9 @@ def first_call_gpu():
         name = next(name for key, name in reversed(names.items()) if key in call.partition("score=")[2])
         name += ", compiled with the library" if name == "plain" and row.get("kernels_shipped") else ""
         waits[head_dim, name][cores] = row["phases_ms"]["first_both"] / 1e3
-    commits = ", ".join(dict.fromkeys(f"`{row['commit'][:7]}`" for row in rows))
     def seconds(found, cores):
         return f"{found[cores]:.2g}" if found.get(cores, 1) < 0.1 else f"{found[cores]:.2f}" if cores in found else "-"
-    lines = [f"{rows[-1]['machine']}, bf16 H16 S4096, B4 (B1 where kernels were compiled with the library), causal, commits {commits}, empty caches; seconds until the first forward and backward are done:", "",
+    lines = [f"{rows[-1]['machine']}, bf16 H16 S4096, B4 (B1 where kernels were compiled with the library), causal, {commits(rows)}, empty caches; seconds until the first forward and backward are done:", "",
              "| head dim | program | 8 cores | 2 cores |", "|---|---|---|---|"]  # fmt: skip
     lines += [f"| {head_dim} | {name} | {seconds(found, '8 cores')} | {seconds(found, '2 cores')} |" for (head_dim, name), found in sorted(waits.items())]
     def least(phase):
