@@ -150,7 +150,7 @@ struct CheckedCall<Result(Parameters...)> {
 };
 /// The driver's functions, checked: call.event_record(event, stream).
 struct Calls {
-#define FOVEAL_X(name, symbol, parameters) CheckedCall<Result parameters> name{&Api::name, #symbol};
+#define FOVEAL_X(name, symbol, parameters) CheckedCall<Result parameters> name{&Api::name, #symbol};  // NOLINT(bugprone-macro-parentheses)
   FOVEAL_DRIVER_FUNCTIONS(FOVEAL_X)
 #undef FOVEAL_X
 };
