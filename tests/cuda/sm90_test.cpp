@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "base/check.h"
 #include "cuda/device/score/small_tanh.cuh"
@@ -647,6 +648,45 @@ TEST(Sm90Schedule, CausalTasksEvenOut) {
         EXPECT_GE(schedule.order.section_heads.value * schedule.order.rows, 132) << length;
       }
     }
+  }
+}
+
+/// One CTA each: whatever the number of heads and the length, the longest tasks of the last section begin early enough.
+TEST(Sm90Schedule, TheLastSectionEvensOut) {
+  for (const int heads : {12, 16, 32, 40})
+    for (const int length : {3072, 4096, 5120, 6000, 8192, 10000, 12288, 20000}) {
+      const Sm90Tasks tasks{.row_cost = sm90_row_cost(causal_mask, length, 128, length, 64, true),
+                            .heads = heads,
+                            .batch = 1,
+                            .head_bytes = length * 1024,
+                            .first_row_first = true};
+      const Sm90Schedule schedule = sm90_schedule(tasks, schedule_costs::backward, h200);
+      ASSERT_EQ(schedule.dealing, Sm90Dealing::one_each);
+      EXPECT_LT(schedule.time, 1.075 * total_of(tasks) / 132)
+          << heads << " heads, " << length;  // 1.45 where each section has as many heads
+      // As the kernels count: each task once, heads of a section together.
+      const device::TaskOrder& order = schedule.order;
+      std::set<std::pair<int, int>> seen;
+      for (int index = 0; index < order.tasks; ++index) {
+        const int section = std::min(index / order.section_tasks.value, order.last_section);
+        const int inside = index - section * order.section_tasks.value;
+        const int together = section == order.last_section ? order.last_heads.value : order.section_heads.value;
+        const int head = section * order.section_heads.value + inside % together;
+        EXPECT_LT(head, heads);
+        seen.emplace(head, inside / together);
+      }
+      EXPECT_EQ(seen.size(), static_cast<std::size_t>(order.tasks));
+    }
+  // Powers of two keep what was measured: as many heads as stay in a third of L2.
+  for (const int length : {4096, 8192, 16384}) {
+    const Sm90Tasks tasks{.row_cost = sm90_row_cost(causal_mask, length, 128, length, 64, true),
+                          .heads = 16,
+                          .batch = 1,
+                          .head_bytes = length * 1024,
+                          .first_row_first = true};
+    const device::TaskOrder order = sm90_schedule(tasks, schedule_costs::backward, h200).order;
+    EXPECT_EQ(order.section_heads.value, 16384 / length);
+    EXPECT_EQ(order.last_heads.value, order.section_heads.value);
   }
 }
 

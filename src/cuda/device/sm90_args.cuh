@@ -24,8 +24,9 @@ struct TaskOrder {
   int sequences_inside;   ///< order [head][sequence] instead of [sequence][head]
   Divisor inside;         ///< heads of a sequence, or sequences of a head
   Divisor section_heads;  ///< heads (of all sequences) whose tasks are interleaved
-  Divisor last_heads;     ///< the same for the last section, which may be smaller
+  Divisor last_heads;     ///< the same for the last section, which may be smaller or larger
   Divisor section_tasks;  ///< section_heads * rows
+  int last_section;
 };
 
 constexpr int kMaxPairTiles = 2;

@@ -23,23 +23,28 @@ device::Divisor divisor(std::int64_t value) {
   return {static_cast<int>(value), static_cast<unsigned>(multiplier), shift};
 }
 
+/// Heads whose tasks are interleaved.
+struct Sections {
+  std::int64_t heads, last;  ///< of each section, of the last one
+};
+
 /// Calls `visit(cost)` for each task in the order of TaskOrder.
 template <class Visit>
-void walk_tasks(const Sm90Tasks& tasks, std::int64_t section_heads, Visit&& visit) {
+void walk_tasks(const Sm90Tasks& tasks, Sections sections, Visit&& visit) {
   const std::int64_t all_heads = tasks.heads * tasks.batch;
   const std::size_t rows = tasks.row_cost.size();
-  for (std::int64_t first = 0; first < all_heads; first += section_heads) {
-    const std::int64_t heads = std::min(section_heads, all_heads - first);
+  for (std::int64_t first = 0, heads = 0; first < all_heads; first += heads) {
+    heads = first + sections.last >= all_heads ? all_heads - first : sections.heads;
     for (std::size_t step = 0; step < rows; ++step)
       for (std::int64_t head = 0; head < heads; ++head) visit(tasks.row_cost[tasks.first_row_first ? step : rows - 1 - step]);
   }
 }
 
 /// The time of the busiest team when tasks are dealt to a grid in rounds.
-double time_of_rounds(const Sm90Tasks& tasks, std::int64_t section_heads, int grid, bool to_and_fro) {
+double time_of_rounds(const Sm90Tasks& tasks, Sections sections, int grid, bool to_and_fro) {
   std::vector<double> busy(static_cast<std::size_t>(grid), 0.0);
   std::int64_t index = 0;
-  walk_tasks(tasks, section_heads, [&](double cost) {
+  walk_tasks(tasks, sections, [&](double cost) {
     const std::int64_t round = index / grid, place = index % grid;
     busy[static_cast<std::size_t>(to_and_fro && (round & 1) ? grid - 1 - place : place)] += cost;
     ++index;
@@ -48,11 +53,11 @@ double time_of_rounds(const Sm90Tasks& tasks, std::int64_t section_heads, int gr
 }
 
 /// The same when whoever is done gets the next task.
-double time_of_one_each(const Sm90Tasks& tasks, std::int64_t section_heads, int grid) {
+double time_of_one_each(const Sm90Tasks& tasks, Sections sections, int grid) {
   std::priority_queue<double, std::vector<double>, std::greater<>> done;
   for (int team = 0; team < grid; ++team) done.push(0);
   double last = 0;
-  walk_tasks(tasks, section_heads, [&](double cost) {
+  walk_tasks(tasks, sections, [&](double cost) {
     const double end = done.top() + cost;
     done.pop();
     done.push(end);
@@ -77,10 +82,9 @@ std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t row
 
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                   bool transposed) {
-  constexpr double ends = 0.7;  // of a tile's time
   std::vector<double> cost;
   for (const Sm90TileRange& tiles : sm90_row_tiles(mask, rows_length, rows_block, length, block, transposed))
-    cost.push_back(ends + static_cast<double>(tiles.end - tiles.begin));
+    cost.push_back(sm90_task_ends + static_cast<double>(tiles.end - tiles.begin));
   return cost;
 }
 
@@ -91,8 +95,9 @@ const char* to_string(Sm90Dealing dealing) {
 }
 
 std::string Sm90Schedule::text() const {
-  return base::join(order.tasks, " tasks ", to_string(dealing), " over ", teams, " blocks, ", order.section_heads.value,
-                    " heads at a time");
+  const bool differs = order.last_section > 0 && order.last_heads.value > order.section_heads.value;
+  return base::join(order.tasks, " tasks ", to_string(dealing), " over ", teams, " blocks, ", order.section_heads.value, " heads at a time",
+                    differs ? base::join(", the last ", order.last_heads.value, " together") : "");
 }
 
 TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t length, std::int64_t row_tokens, std::int64_t packed_heads,
@@ -102,9 +107,10 @@ TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t lengt
   list.teams = schedule.at_a_time;
   const std::int64_t all_heads = order.tasks / order.rows;
   std::int64_t task = 0;
-  for (std::int64_t first = 0; first < all_heads; first += order.section_heads.value)
+  for (std::int64_t section = 0, first = 0, end = 0; section <= order.last_section; ++section, first = end) {
+    end = section == order.last_section ? all_heads : first + order.section_heads.value;
     for (std::int64_t step = 0; step < order.rows; ++step)
-      for (std::int64_t flat = first; flat < std::min<std::int64_t>(first + order.section_heads.value, all_heads); ++flat, ++task) {
+      for (std::int64_t flat = first; flat < end; ++flat, ++task) {
         const std::int64_t row = (order.first_row_first ? step : order.rows - 1 - step) / splits;
         const std::int64_t inside = flat % order.inside.value, outside = flat / order.inside.value;
         const std::int64_t round = task / schedule.teams, place = task % schedule.teams;
@@ -118,6 +124,7 @@ TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t lengt
                              .begin = row * row_tokens,
                              .end = std::min(length, (row + 1) * row_tokens)});
       }
+  }
   return list;
 }
 
@@ -129,13 +136,13 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, c
   const Sm90Dealing dealing = in_turns ? Sm90Dealing::turns : one_each ? Sm90Dealing::one_each : Sm90Dealing::rounds;
   const std::int64_t all_heads = t.heads * t.batch, rows = static_cast<std::int64_t>(t.row_cost.size()), tasks = all_heads * rows;
   const int grid = static_cast<int>(std::min<std::int64_t>(teams.count, tasks));
-  const auto schedule = [&](std::int64_t section_heads, double time) {
-    const std::int64_t last = all_heads % section_heads;
-    const device::TaskOrder order{static_cast<int>(tasks),      static_cast<int>(rows),
-                                  t.first_row_first ? 1 : 0,    dealing == Sm90Dealing::rounds ? 1 : 0,
-                                  t.sequences_inside ? 1 : 0,   divisor(t.sequences_inside ? t.batch : t.heads),
-                                  divisor(section_heads),       divisor(last == 0 ? section_heads : last),
-                                  divisor(section_heads * rows)};
+  const auto sections_of = [&](std::int64_t heads) { return Sections{heads, all_heads % heads == 0 ? heads : all_heads % heads}; };
+  const auto schedule = [&](Sections sections, double time) {
+    const device::TaskOrder order{static_cast<int>(tasks),        static_cast<int>(rows),
+                                  t.first_row_first ? 1 : 0,      dealing == Sm90Dealing::rounds ? 1 : 0,
+                                  t.sequences_inside ? 1 : 0,     divisor(t.sequences_inside ? t.batch : t.heads),
+                                  divisor(sections.heads),        divisor(sections.last),
+                                  divisor(sections.heads * rows), static_cast<int>((all_heads - sections.last) / sections.heads)};
     return Sm90Schedule{order, dealing, dealing == Sm90Dealing::one_each ? static_cast<int>(tasks) : grid, grid, time};
   };
   constexpr int most_rows_in_turn = 4;  // of one head that run at a time
@@ -149,7 +156,7 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, c
     if (const Sm90Schedule rounds = sm90_schedule(t, others, teams); rounds.time <= (1 + costs.one_each_price) * mean) return rounds;
   }
   if (even)  // one head after the other: its keys and values stay in L2
-    return schedule(least, static_cast<double>(divide_up(tasks, grid)) * t.row_cost.front());
+    return schedule(sections_of(least), static_cast<double>(divide_up(tasks, grid)) * t.row_cost.front());
 
   const auto heads_within = [&](double share) {
     return std::max<std::int64_t>(
@@ -159,7 +166,26 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, c
     std::int64_t section = 1;  // a power of two, which leaves no small rest of the usual numbers of heads
     while (section * 2 <= heads_within(costs.share_of_l2)) section *= 2;
     section = std::clamp(section, least, all_heads);
-    return schedule(section, tasks <= most_tasks ? time_of_one_each(t, section, grid) : mean);
+    Sections best = sections_of(section);
+    constexpr std::int64_t most_played = 1 << 13;
+    if (tasks > most_played) return schedule(best, mean);
+    const double fitting = std::max(
+        1.0, static_cast<double>(teams.l2_bytes) * costs.share_of_l2 / static_cast<double>(std::max<std::int64_t>(1, t.head_bytes)));
+    const auto spilling = [&](std::int64_t heads, std::int64_t of) {
+      const double doublings = std::log2(std::max(1.0, static_cast<double>(of) / fitting));
+      return costs.one_each_spilling_cost * doublings * static_cast<double>(heads) / static_cast<double>(all_heads);
+    };
+    double best_time = 0, least_price = 0;
+    for (const std::int64_t heads : {section, 2 * section}) {
+      const std::int64_t rest = sections_of(std::min(heads, all_heads)).last;
+      for (std::int64_t more = 0; rest + more * heads <= all_heads; more = std::max<std::int64_t>(1, 2 * more)) {
+        const Sections sections{std::min(heads, all_heads), rest + more * heads};
+        const double time = time_of_one_each(t, sections, grid);
+        const double price = time * (1 + spilling(all_heads - sections.last, sections.heads) + spilling(sections.last, sections.last));
+        if (least_price == 0 || price < least_price) least_price = price, best_time = time, best = sections;
+      }
+    }
+    return schedule(best, best_time);
   }
 
   const std::int64_t fitting = heads_within(0.6);
@@ -170,13 +196,14 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, c
                                heads_of_rounds(8), all_heads}) {
     section = std::clamp(section, least, all_heads);
     const double doublings = std::log2(std::max(1.0, static_cast<double>(section) / static_cast<double>(fitting)));
-    const double time = (1 + costs.spilling_cost * doublings) * (tasks <= most_tasks ? time_of_rounds(t, section, grid, !in_turns) : mean);
+    const double time =
+        (1 + costs.spilling_cost * doublings) * (tasks <= most_tasks ? time_of_rounds(t, sections_of(section), grid, !in_turns) : mean);
     if (best_time == 0 || time < best_time) {
       best_time = time;
       best = section;
     }
   }
-  return schedule(best, best_time);
+  return schedule(sections_of(best), best_time);
 }
 
 Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& of_rows, const Sm90ScheduleCosts& costs,

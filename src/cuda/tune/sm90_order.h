@@ -39,6 +39,8 @@ struct Sm90ScheduleCosts {
   double share_of_l2 = 0;
   /// One each: fraction of the time it costs (measured on an H100); rounds that idle less than this are faster.
   double one_each_price = 0;
+  /// One each: fraction of a section's time lost with each doubling beyond this share.
+  static constexpr double one_each_spilling_cost = 0.04;
 };
 namespace schedule_costs {
 constexpr Sm90ScheduleCosts forward{.spilling_cost = 0.06};
@@ -72,8 +74,9 @@ struct Sm90Schedule {
 TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t length, std::int64_t row_tokens, std::int64_t packed_heads,
                                 std::int64_t splits);
 
-/// Picks sections of heads whose working set stays in L2 and whose tasks balance: for a persistent grid some LPT schedules are simulated and the
-/// shortest makespan wins; with one CTA per task the load balances itself, and only bytes count. in_turns: Sm90Dealing::turns in any case.
+/// Picks sections of heads whose working set stays in L2 and whose tasks balance: some LPT schedules are simulated and the shortest makespan wins. With one
+/// CTA per task the load balances itself, but for the end: the last section may be larger, so that its longest tasks do not begin too late.
+/// in_turns: Sm90Dealing::turns in any case.
 Sm90Schedule sm90_schedule(const Sm90Tasks& tasks, const Sm90ScheduleCosts& costs, const Sm90Teams& teams, bool in_turns = false);
 
 /// Tiles that each row of tiles visits.
@@ -82,6 +85,8 @@ struct Sm90TileRange {
 };
 std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                           bool transposed);
+
+constexpr double sm90_task_ends = 0.7;  ///< prologue and epilogue of a row, in the time of a tile
 
 /// The number of these tiles, plus the prologue and epilogue of a row.
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,

@@ -24,9 +24,9 @@ FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
   const int grid = gridDim.x / cluster_size, place = blockIdx.x / cluster_size;
   const int index = round * grid + ((round & order.to_and_fro) ? grid - 1 - place : place);
   if (index >= order.tasks) return false;
-  const int section = divide(index, order.section_tasks);
+  const int section = min(divide(index, order.section_tasks), order.last_section);
   const int inside = index - section * order.section_tasks.value;
-  const bool last = index - inside + order.section_tasks.value >= order.tasks;
+  const bool last = section == order.last_section;
   const int step = last ? divide(inside, order.last_heads) : divide(inside, order.section_heads);
   const int flat_head = section * order.section_heads.value + inside - step * (last ? order.last_heads.value : order.section_heads.value);
   task.row = order.first_row_first ? step : order.rows - 1 - step;
