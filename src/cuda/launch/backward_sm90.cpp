@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/collect_sm90.h"
+#include "cuda/launch/group_sums.h"
 #include "cuda/launch/pairs_sm90.h"
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/pass_sm80.h"
@@ -13,7 +14,7 @@
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score_emit.h"
 #include "cuda/tune/read_plan.h"
-#include "cuda/tune/sm90_order.h"
+#include "cuda/tune/sm90_backward_schedule.h"
 #include "cuda/tune/tuned.h"
 
 namespace foveal::cuda {
@@ -24,9 +25,9 @@ constexpr int prepare_threads = 256, convert_threads = 128;
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
-const Sm90ScheduleCosts& schedule_costs_of(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  if (p.group_size > 1 || p.ragged_kv()) return schedule_costs::backward_in_rounds;
-  return config.cluster_size() > 1 ? schedule_costs::backward_wide : schedule_costs::backward;
+Sm90BackwardConfig with_group_tasks(const problem::Problem& p, Sm90BackwardConfig config, const driver::DeviceFacts& facts) {
+  if (config.group_tasks == 0) config.group_tasks = sm90_group_tasks(p, config, facts);
+  return config;
 }
 
 int dq_sum_columns(const problem::Problem& p, const Sm90BackwardConfig& config) {
@@ -61,9 +62,10 @@ class BackwardSm90 : public GpuExecutable {
         device_(problem.device.index),
         read_plan_(sm90_read_plan(problem)),
         choice_(*sm90_backward_choice(problem, read_plan_, facts.name)),
-        config_(choice_.config),
+        config_(with_group_tasks(problem, choice_.config, facts)),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.block_q, config_.task_keys(), true, workspace_),
+        group_sums_(problem, config_, workspace_),
         gradients_(problem, read_plan_, workspace_),
         reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_) {
     if (!read_plan_.collect) read_plan_.place(config_.bins);
@@ -79,20 +81,14 @@ class BackwardSm90 : public GpuExecutable {
     if (p.keeps_rows) kept_hash_ = std::hash<std::string>{}(jit::assemble(backward_convert_sm90_source(p, config_)));
     if (!p.keeps_rows) rows_offset_ = workspace_.reserve(RowsLayout(p, config_, stat_rows_).pieces.bytes());
 
-    schedule_ =
-        sm90_schedule({.row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.task_keys(), p.seqlen_q, config_.block_q, true),
-                       .heads = p.heads_kv,
-                       .batch = p.batch,
-                       .head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size,  // q, dout, dq's sum
-                       .first_row_first = true,
-                       .sequences_inside = sequences_share_pairs(p)},
-                      schedule_costs_of(p, config_), {facts.multiprocessors / config_.cluster_size(), facts.l2_bytes}, reproducible());
+    schedule_ = sm90_backward_schedule(p, config_, facts);
     grid_ = static_cast<unsigned>(schedule_.teams * config_.cluster_size());
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
     sources_ = {backward_sm90_source(p, config_), backward_prepare_sm90_source(p, config_)};
     const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
     if (p.dq.present) sources_.push_back(backward_convert_sm90_source(p, config_));
+    add(group_sums_.sources());
     add(gradients_.sources());
     if (collect_) sources_.push_back(collect_->source());
     if (reads_.any()) {
@@ -112,6 +108,8 @@ class BackwardSm90 : public GpuExecutable {
     kernel_ = jit::Kernel(*next++, device_, shared_bytes_);
     prepare_ = jit::Kernel(*next++, device_, 0);
     if (problem_.dq.present) convert_ = jit::Kernel(*next++, device_, 0);
+    group_sums_.load(next, device_);
+    next += group_sums_.sources().size();
     gradients_.load(next, device_);
     next += gradients_.sources().size();
     if (collect_) collect_->load(*next++, device_);
@@ -146,7 +144,7 @@ class BackwardSm90 : public GpuExecutable {
     e.reduction = gradients_.text();
     e.deterministic = reproducible();  // the order in which tiles add to dq
     e.tiles_full = tables_.full, e.tiles_partial = tables_.partial, e.tiles_empty = tables_.empty;
-    e.schedule = sm90_tile_schedule(schedule_, problem_.seqlen_kv, config_.task_keys(), problem_.group_size, 1);
+    e.schedule = sm90_tile_schedule(schedule_, problem_.seqlen_kv, config_.task_keys(), task_heads(), 1);
     e.schedule.block_q = config_.block_q, e.schedule.block_kv = config_.task_keys(), e.schedule.rows_are_keys = true;
     e.schedule.team = config_.cluster_size() > 1 ? "cluster" : "CTA";
     e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.block_q * config_.task_keys() * 2.0 *
@@ -193,8 +191,11 @@ class BackwardSm90 : public GpuExecutable {
     if (uses_tables()) tables_.place(args.attention, workspace, stream);
     gradients_.prepare(args.attention, buffers, workspace, stream);
     if (prepares) prepare();
+    const device::AttentionArgs whole = args.attention;
+    group_sums_.begin(args.attention, workspace, stream);
     kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_, .cooperative = reproducible()},
                    args, stream);
+    group_sums_.finish(whole, workspace, stream);
     if (stages.ends && p.dq.present) convert();
     if (!gradients_.any()) return;
     if (collect_) collect_->run(buffers, args, stream);
@@ -227,6 +228,7 @@ class BackwardSm90 : public GpuExecutable {
                  .measures = kept.measures,
                  .other_lane = static_cast<int>((kept.lane == 0 ? at.lane : -at.lane) / stat_step)};
   }
+  std::int64_t task_heads() const { return problem_.group_size / config_.group_tasks; }
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
   bool reproducible() const { return problem_.attention.determinism == Determinism::reproducible; }
 
@@ -248,6 +250,7 @@ class BackwardSm90 : public GpuExecutable {
   Sm90Mask mask_;
   Workspace workspace_;
   TileTables tables_;
+  GroupSums group_sums_;
   ParamGradients gradients_;
   ReadPasses reads_;
   std::optional<CollectSm90> collect_;

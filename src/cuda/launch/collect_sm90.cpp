@@ -43,7 +43,11 @@ jit::KernelSource collect_sm90_source(const problem::Problem& p, const Sm90Colle
                                 .bins = config.bins,
                                 .rows = config.rows,
                                 .band = sm90_mask(p).tiles != Sm90Tiles::list});
-  source.constants.set("kBlockQ", config.block_q).set("kStages", config.stages).set("kPairStages", 0).set("kReproducible", false);
+  source.constants.set("kBlockQ", config.block_q)
+      .set("kStages", config.stages)
+      .set("kPairStages", 0)
+      .set("kGroupTasks", 1)
+      .set("kReproducible", false);
   source.constants.set("kCollects", true).set("kCollectsTerms", true).set("kHelperRegisters", config.helper_registers);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
   source.constants.set("kConsumerRegisters", (3 * 168 - config.helper_registers) / 2);

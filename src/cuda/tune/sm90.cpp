@@ -189,13 +189,15 @@ std::vector<ReadTable> sm90_fitting_tables(const problem::Problem& p, const std:
 
 std::string Sm90BackwardConfig::text() const {
   return base::join(block_q, "x", task_keys(), " stages ", stages, cluster_size() > 1 ? " in clusters" : "",
-                    pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "", text_of(tables));
+                    pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "",
+                    group_tasks > 1 ? base::join(", query heads of a group in ", group_tasks, " tasks") : "", text_of(tables));
 }
 
 void Sm90BackwardConfig::set(jit::Constants& constants) const {
   constants.set("kBlockQ", block_q)
       .set("kStages", stages)
       .set("kPairStages", pair_stages)
+      .set("kGroupTasks", group_tasks)
       .set("kHelperRegisters", helper_registers)
       .set("kConsumerRegisters", (3 * 168 - helper_registers) / 2);
 }

@@ -79,6 +79,7 @@ struct Sm90BackwardConfig {
   int block_q = 64, block_kv = 128;  ///< of a CTA
   int stages = 2;                    ///< of queries and gradients of the output
   int pair_stages = 0;               ///< of reads that TMA loads as tiles; 0: there are none
+  int group_tasks = 0;               ///< among which the query heads of a kv head are split (sm90_group_tasks); 0: not picked yet
   int helper_registers = 0;          ///< per thread of the producer warpgroup; the consumers share the rest
   bool collects = false;             ///< sums gradients of parameters, except those with a kernel of their own
   StagedReads staged{};              ///< trained reads whose terms the producer warpgroup sums
@@ -91,6 +92,7 @@ struct Sm90BackwardConfig {
   template <class Self, class Fn>
   static void fields(Self& self, Fn fn) {
     fn("block_q", self.block_q), fn("block_kv", self.block_kv), fn("stages", self.stages), fn("pair_stages", self.pair_stages);
+    fn("group_tasks", self.group_tasks);
   }
 
   static constexpr int threads = 384;

@@ -1,6 +1,7 @@
 // Which configuration a Hopper backward kernel runs in: facts of the problem, rows that were measured, and what is legal.
 #include "cuda/tune/choice.h"
 #include "cuda/tune/read_plan.h"
+#include "cuda/tune/sm90_backward_schedule.h"
 
 namespace foveal::cuda {
 namespace {
@@ -121,6 +122,9 @@ std::optional<std::string> sm90_illegal(const problem::Problem& p, const ReadPla
   if (config.stages != 2) return "stages are 2";
   if (config.pair_stages < 0 || config.pair_stages > 2 || (config.pair_stages > 0 && f.pair_tiles.empty()))
     return "pair_stages are 0 to 2, and 0 where no read comes as tiles";
+  const int tasks = config.group_tasks;
+  if (tasks < 0 || (tasks > 0 && p.group_size % tasks != 0) || (tasks > 1 && !sm90_splits_groups(p)))
+    return base::join("the ", p.group_size, " query heads of a kv head are not split among ", tasks, " tasks");
   if (!fits(p, config)) return base::join(config.shared_bytes(p), " bytes of shared memory exceed ", sm90_shared_limit);
   return std::nullopt;
 }
@@ -129,10 +133,12 @@ std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& p, c
   const BackwardFacts facts{p, plan};
   std::vector<Sm90BackwardConfig> space = sm90_backward_candidates(p, plan);
   for (const int block_q : {64, 128})
-    for (const int pair_stages : {0, 1, 2}) {
-      const auto config = complete(facts, {.block_q = block_q, .block_kv = p.head_dim > 128 ? 64 : 128, .pair_stages = pair_stages});
-      if (config && !sm90_illegal(p, plan, *config)) add_new(*config, space);
-    }
+    for (const int pair_stages : {0, 1, 2})
+      for (int tasks = 0; tasks <= (p.group_size > 1 ? p.group_size : 0); ++tasks) {
+        const auto config = complete(
+            facts, {.block_q = block_q, .block_kv = p.head_dim > 128 ? 64 : 128, .pair_stages = pair_stages, .group_tasks = tasks});
+        if (config && !sm90_illegal(p, plan, *config)) add_new(*config, space);
+      }
   return space;
 }
 

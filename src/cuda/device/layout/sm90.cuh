@@ -121,6 +121,13 @@ struct DqSumShape {
   }
 };
 
+/// The same of dK or dV, for the keys of a warpgroup, where several tasks add to them (launch/group_sums.h).
+struct GroupSumShape {
+  static constexpr int rows = 64;
+  int columns, floats;
+  constexpr explicit GroupSumShape(int head_dim) : columns((head_dim + 15) / 16 * 16), floats(rows * columns) {}
+};
+
 /// Staging buffer of a read's terms (tile/collect_reads.cuh): a row for two keys. Diagonal reads have zero padding between rows.
 struct ReadStageShape {
   static constexpr int kZeros = 32, kOverlap = 8, kPad = 3;

@@ -114,6 +114,10 @@ FOVEAL_DEVICE void ldmatrix(u32 (&block)[4], u32 row) {
                  : "memory");
   }
 }
+/// Adds to four floats in global memory, in any order with others that do.
+FOVEAL_DEVICE void add_four(float* to, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
 FOVEAL_DEVICE void store_zeros(u32 shared) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(shared), "r"(0) : "memory"); }
 
 }  // namespace foveal::device

@@ -1,6 +1,8 @@
 #pragma once
-// Epilogue of the backward kernels: dK and dV from registers to global memory.
+// Epilogue of the backward kernels: dK and dV from registers to global memory. Where several tasks share a kv head they are added to fp32 sums there
+// (launch/group_sums.h).
 #include "tile/backward_gradients.cuh"
+#include "tile/group_sum.cuh"
 #include "tile/part.cuh"
 
 namespace foveal::device {
@@ -50,6 +52,13 @@ struct BackwardWarpgroup : BackwardGradients {
   FOVEAL_DEVICE void write_rows(const Tensor& tensor, const BackwardTask& work, const float (&acc)[count], float factor) const {
     if (tensor.data == nullptr) return;
     const int key = key_of(work);
+    if constexpr (kGroupTasks > 1) {
+      float* to = group_sum<columns>(tensor, work.sequence, work.task.head, work.first_kv() + first_key) + 4 * thread;
+#pragma unroll
+      for (int i = 0; i < count; i += 4)
+        add_four(to + i * 128, acc[i] * factor, acc[i + 1] * factor, acc[i + 2] * factor, acc[i + 3] * factor);
+      return;
+    }
     if constexpr (kPart) {
       float* rows = static_cast<float*>(tensor.data) + work.task.batch * tensor.batch + work.task.head * tensor.head;
 #pragma unroll

@@ -64,9 +64,7 @@ struct BackwardGradients : BackwardSoftmax {
     float* to = sum + first + 4 * thread;
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
-      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + i * 128), "f"(dq[i]), "f"(dq[i + 1]),
-                   "f"(dq[i + 2]), "f"(dq[i + 3])
-                   : "memory");
+      add_four(to + i * 128, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
     }
   }
 

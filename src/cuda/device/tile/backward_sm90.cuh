@@ -3,7 +3,7 @@
 // Scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already in registers as A operands of dV += P^T dO and dK += dS^T
 // Q.
 //
-// config.cuh: kPairStages. From the kernel: kConsumers, kBlockKv, kClusterSize; kPrefetchesLse: load lse before waiting for S; kDqWarps:
+// config.cuh: kPairStages; kGroupTasks: tasks among which the query heads of a kv head are split. From the kernel: kConsumers, kBlockKv, kClusterSize; kPrefetchesLse: load lse before waiting for S; kDqWarps:
 // warps that add to dQ; kReleases: arrivals of a warpgroup that release a stage of Q or dO; kKeyColumns, kKeyStep: columns of K, and the
 // distance of its chunks; kDsTiles: buffers of dS.
 #include "ptx/cluster.cuh"
@@ -108,12 +108,12 @@ struct Pipelines {
 /// Rank of the CTA in its cluster.
 FOVEAL_DEVICE int cluster_rank() { return kClusterSize > 1 ? blockIdx.x % kClusterSize : 0; }
 
-/// A task: a block of kTaskKeys keys of one kv head; it visits the query tiles of each query head of the group.
+/// A task: a block of kTaskKeys keys of one kv head; it visits the query tiles of each query head of the group, or of its share of them.
 struct BackwardTask {
   Task task;  // head: kv head
   Sequence sequence;
   Walk walk;
-  int group_head;  // current query head within the group
+  int group_head, group_end;  // query heads within the group: the current one, and the end of the task's
 
   FOVEAL_DEVICE int first_kv_of_task() const { return task.row * kTaskKeys; }
   FOVEAL_DEVICE int first_kv() const { return first_kv_of_task() + kBlockKv * cluster_rank(); }
@@ -135,7 +135,14 @@ struct BackwardTask {
       if (!task_at<kClusterSize>(++round, args.order, task)) return false;
       sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args.attention, task.batch);
     } while (kRaggedKv && first_kv_of_task() >= sequence.len_kv);
+    group_end = args.attention.group_size;
     group_head = -1;
+    if constexpr (kGroupTasks > 1) {
+      const int heads = args.attention.group_size / kGroupTasks;
+      group_end = (task.head % kGroupTasks + 1) * heads;
+      group_head = group_end - heads - 1;
+      task.head /= kGroupTasks;
+    }
     walk.stop();
     return true;
   }
@@ -143,7 +150,7 @@ struct BackwardTask {
   FOVEAL_DEVICE bool next_tile(const Sm90Args& args, bool& partial) {
     const TileRuns& runs = args.attention.runs_transposed;
     while (!walk.next(runs, sequence.len_q, kBlockQ, partial)) {
-      if (++group_head == args.attention.group_size) return false;
+      if (++group_head == group_end) return false;
       walk.start(args, runs, task.batch, head_q(args.attention), task.row, first_kv_of_task(),
                  min(first_kv_of_task() + kTaskKeys, sequence.len_kv), sequence.len_q, kBlockQ);
     }

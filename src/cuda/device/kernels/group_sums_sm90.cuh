@@ -1,0 +1,38 @@
+// Writes dK or dV where several tasks have added to it: from fp32 sums (tile/group_sum.cuh) to the caller's tensor.
+//
+// config.cuh: Element, SeqlenIndex, SeqlenKvIndex; kVarlen, kKeyRows; kColumns: of the tensor, a multiple of 8; kPart: it is fp32, and may be added to.
+#include "group_sums_args.cuh"
+#include "tile/fragment.cuh"
+#include "tile/group_sum.cuh"
+#include "tile/part.cuh"
+
+/// Grid: (64 keys of the longest sequence, kv heads, sequences).
+extern "C" __global__ void __launch_bounds__(128) group_sums_sm90(const __grid_constant__ foveal::device::GroupSumsArgs args) {
+  using namespace foveal::device;
+  constexpr GroupSumShape kSum(kColumns);
+  const int first_key = kSum.rows * blockIdx.x, head = blockIdx.y;
+  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args.attention, blockIdx.z);
+  if (first_key >= sequence.len_kv) return;
+  const float* from = group_sum<kColumns>(args.sums, sequence, head, first_key) + 4 * threadIdx.x;
+  float acc[kSum.columns / 2];
+#pragma unroll
+  for (int i = 0; i < kSum.columns / 2; i += 4) {
+    const float4 value = *reinterpret_cast<const float4*>(from + i * 128);
+    acc[i] = value.x;
+    acc[i + 1] = value.y;
+    acc[i + 2] = value.z;
+    acc[i + 3] = value.w;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int key = first_key + fragment_first_row(threadIdx.x) + 8 * r;
+    const int columns = key < sequence.len_kv ? kColumns : 0;
+    const i64 first = sequence.batch * args.to.batch + head * args.to.head + (sequence.first_kv + key) * args.to.seq;
+    if constexpr (kPart) {
+      add_row(static_cast<float*>(args.to.data) + first, acc, r, 1.0f, args.attention.part.adds_to_kv ? 1.0f : 0.0f, columns,
+              threadIdx.x % 32);
+    } else {
+      store_row<Element>(static_cast<u16*>(args.to.data) + first, acc, r, 1.0f, columns, threadIdx.x % 32);
+    }
+  }
+}

@@ -1,0 +1,66 @@
+#include "cuda/launch/group_sums.h"
+
+#include "cuda/device/group_sums_args.cuh"
+#include "cuda/device/layout/sm90.cuh"
+#include "cuda/jit/driver.h"
+#include "cuda/launch/attention_args.h"
+
+namespace foveal::cuda {
+namespace {
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+GroupSums::GroupSums(const problem::Problem& p, const Sm90BackwardConfig& config, Workspace& workspace)
+    : packed_(p.varlen), batch_(p.batch), heads_(p.heads_kv), longest_(p.seqlen_kv) {
+  if (config.group_tasks == 1) return;
+  const std::int64_t task_keys = config.task_keys();  // tasks write beyond the end of a sequence
+  const std::int64_t keys = divide_up(packed_ ? p.total_kv : p.seqlen_kv, task_keys) * task_keys + (packed_ ? task_keys * p.batch : 0);
+  const auto add = [&](bool present, auto gradient, std::int64_t dim) {
+    if (!present) return;
+    jit::Constants constants = attention_constants(p);
+    constants.set("kColumns", static_cast<int>(dim));
+    const std::int64_t of_head = keys / device::GroupSumShape::rows * device::GroupSumShape(static_cast<int>(dim)).floats;
+    const auto bytes = static_cast<std::size_t>((packed_ ? 1 : batch_) * heads_ * of_head) * sizeof(float);
+    sums_.push_back({gradient, constants, of_head, workspace.reserve(bytes), bytes});
+  };
+  add(p.dk.present, &device::AttentionArgs::dk, p.head_dim);
+  add(p.dv.present, &device::AttentionArgs::dv, p.head_dim_v);
+}
+
+std::vector<jit::KernelSource> GroupSums::sources() const {
+  std::vector<jit::KernelSource> sources;
+  for (const Sum& sum : sums_)
+    sources.push_back({.stem = "group_sums_sm90", .entry = "group_sums_sm90", .constants = sum.constants, .score = {}, .arch = {}});
+  return sources;
+}
+
+void GroupSums::load(const std::shared_ptr<const jit::Image>* images, int device) {
+  for (Sum& sum : sums_) sum.kernel = jit::Kernel(*images++, device, 0);
+}
+
+device::Tensor GroupSums::tensor(const Sum& sum, void* workspace) const {
+  device::Tensor sums{};
+  sums.data = Workspace::at<float>(workspace, sum.offset);
+  sums.batch = packed_ ? 0 : heads_ * sum.of_head, sums.head = sum.of_head;
+  return sums;
+}
+
+void GroupSums::begin(device::AttentionArgs& args, void* workspace, Stream stream) const {
+  for (const Sum& sum : sums_) {
+    args.*sum.gradient = tensor(sum, workspace);
+    driver::fill((args.*sum.gradient).data, 0, sum.bytes, stream);
+  }
+}
+
+void GroupSums::finish(const device::AttentionArgs& args, void* workspace, Stream stream) const {
+  for (const Sum& sum : sums_)
+    sum.kernel.launch({.grid_x = static_cast<unsigned>(divide_up(longest_, device::GroupSumShape::rows)),
+                       .grid_y = static_cast<unsigned>(heads_),
+                       .grid_z = static_cast<unsigned>(batch_),
+                       .threads = 128},
+                      device::GroupSumsArgs{args, tensor(sum, workspace), args.*sum.gradient}, stream);
+}
+
+}  // namespace foveal::cuda

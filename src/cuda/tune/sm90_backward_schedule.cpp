@@ -1,0 +1,83 @@
+#include "cuda/tune/sm90_backward_schedule.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/score_emit.h"
+
+namespace foveal::cuda {
+namespace {
+
+/// Measured on an H200 (docs/lab/gpu-experiments.md).
+constexpr double adding_cost = 0.6;  ///< in tiles: of what a task adds to dk and dv, for each time that this is what a tile adds to dq
+/// Of the time of tasks of four query heads, for each doubling of the bytes of all heads from twice L2 on.
+constexpr double drifting_cost = 0.06, most_drifting_cost = 0.07;
+
+/// Of q, dout and the sum of dq, of so many query heads.
+std::int64_t bytes_of_heads(const problem::Problem& p, std::int64_t heads) {
+  return heads * p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim);
+}
+
+Sm90Tasks tasks_of(const problem::Problem& p, const Sm90BackwardConfig& config) {
+  const Sm90Mask mask = sm90_mask(p);
+  const std::int64_t task_heads = p.group_size / config.group_tasks;
+  const double adds =
+      static_cast<double>(config.task_keys() * (p.head_dim + p.head_dim_v)) / static_cast<double>(config.block_q * p.head_dim);
+  const double ends = sm90_task_ends + (config.group_tasks > 1 ? adding_cost * adds : 0);
+  std::vector<double> row_cost;
+  for (const Sm90TileRange& tiles : sm90_row_tiles(mask, p.seqlen_kv, config.task_keys(), p.seqlen_q, config.block_q, true))
+    row_cost.push_back(ends + static_cast<double>(task_heads * (tiles.end - tiles.begin)));
+  return {.row_cost = std::move(row_cost),
+          .heads = p.heads_kv * config.group_tasks,
+          .batch = p.batch,
+          .head_bytes = bytes_of_heads(p, task_heads),
+          .first_row_first = true,
+          .sequences_inside = sequences_share_pairs(p)};
+}
+
+Sm90ScheduleCosts costs_of(const problem::Problem& p, const Sm90BackwardConfig& config) {
+  if ((p.group_size > 1 && config.group_tasks == 1) || p.ragged_kv()) return schedule_costs::backward_in_rounds;
+  return config.cluster_size() > 1 ? schedule_costs::backward_wide : schedule_costs::backward;
+}
+
+Sm90Teams teams_of(const Sm90BackwardConfig& config, const driver::DeviceFacts& facts) {
+  return {facts.multiprocessors / config.cluster_size(), facts.l2_bytes};
+}
+
+double predicted_time(const problem::Problem& p, const Sm90BackwardConfig& config, const driver::DeviceFacts& facts) {
+  const Sm90Tasks tasks = tasks_of(p, config);
+  Sm90ScheduleCosts costs = costs_of(p, config);
+  costs.spilling_cost = 0;
+  const double time = sm90_schedule(tasks, costs, teams_of(config, facts)).time;
+  const auto [shortest, longest] = std::minmax_element(tasks.row_cost.begin(), tasks.row_cost.end());
+  if (*shortest == *longest) return time;  // tasks walk in step
+  const double doublings = std::log2(static_cast<double>(bytes_of_heads(p, p.heads_q * p.batch)) / static_cast<double>(facts.l2_bytes)) - 1;
+  const double drifting = std::clamp(drifting_cost * doublings, 0.0, most_drifting_cost);
+  return time * (1 + drifting * std::log2(static_cast<double>(p.group_size / config.group_tasks)) / 2);
+}
+
+}  // namespace
+
+bool sm90_splits_groups(const problem::Problem& p) {
+  return p.group_size > 1 && !p.gathered && p.attention.determinism != Determinism::reproducible;
+}
+
+int sm90_group_tasks(const problem::Problem& p, const Sm90BackwardConfig& config, const driver::DeviceFacts& facts) {
+  int best = 1;
+  double least = 0;
+  for (int tasks = 1; tasks <= p.group_size; ++tasks) {
+    if (p.group_size % tasks != 0 || (tasks > 1 && !sm90_splits_groups(p))) continue;
+    Sm90BackwardConfig split = config;
+    split.group_tasks = tasks;
+    const double time = predicted_time(p, split, facts);
+    if (tasks == 1 || time < least) least = time, best = tasks;
+  }
+  return best;
+}
+
+Sm90Schedule sm90_backward_schedule(const problem::Problem& p, const Sm90BackwardConfig& config, const driver::DeviceFacts& facts) {
+  return sm90_schedule(tasks_of(p, config), costs_of(p, config), teams_of(config, facts),
+                       p.attention.determinism == Determinism::reproducible);
+}
+
+}  // namespace foveal::cuda
