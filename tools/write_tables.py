@@ -378,23 +378,25 @@ def speed():
 
 
 def distributed():
-    """Times of two GPUs and one, and of PyTorch's context_parallel in the same run."""
-    rows = rows_of("h100x2-distributed")
-    first = rows[0]
-    lines = [f"{first['gpus']} x {first['machine']}, bf16, head dim 128, NCCL {first['nccl']}, torch {first['torch']}, commit `{first['commit']}`, ms:", "",
-             "| mask or score | tokens | heads | forward | from rest | efficiency | torch | forward and backward | from rest | efficiency | torch |",
-             "|---|---|---|---|---|---|---|---|---|---|---|"]
-    cases = collections.defaultdict(dict)
-    for row in rows:
+    """Times of several GPUs and of one, and of PyTorch's context_parallel in the same run: a table for each machine."""
+    machines = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for row in rows_of("*-distributed"):
         name, _, _, heads, tokens, *_ = row["case"].split()
-        cases[row["name"], tokens[1:], heads[1:]][name, row["contender"]] = row
-    for words, found in cases.items():
-        cells = []
-        for name in ("forward", "both"):
-            ours, theirs = found[name, "foveal"], found.get((name, "torch"), {})
-            cells += [f"{ours['ms']:.2f}", f"{ours['latency_ms']:.2f}" if "latency_ms" in ours else "-", f"{ours['efficiency']:.2f}" if "efficiency" in ours else "-", f"{theirs['ms']:.2f}" if "ms" in theirs else "-"]
-        lines.append("| " + " | ".join([*words, *cells]) + " |")
-    return "\n".join(lines)
+        machines[row["gpus"], row["machine"], row["nccl"], row["torch"], row["commit"]][row["name"], tokens[1:], heads[1:]][name, row["contender"]] = row
+    tables = []
+    for (gpus, machine, nccl, torch, commit), cases in machines.items():
+        lines = [f"{gpus} x {machine}, bf16, head dim 128, NCCL {nccl}, torch {torch}, commit `{commit}`, ms:", "",
+                 "| mask or score | tokens | heads | forward | from rest | efficiency | torch | forward and backward | from rest | efficiency | torch |",
+                 "|---|---|---|---|---|---|---|---|---|---|---|"]
+        for words, found in cases.items():
+            cells = []
+            for name in ("forward", "both"):
+                ours, theirs = found[name, "foveal"], found.get((name, "torch"), {})
+                cells += [f"{ours['ms']:.2f}", f"{ours['latency_ms']:.2f}", f"{ours['efficiency']:.2f}" if "efficiency" in ours else "-",
+                          f"{theirs['ms']:.2f}" if "ms" in theirs else "-"]
+            lines.append("| " + " | ".join([*words, *cells]) + " |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
 
 
 def models():

@@ -25,6 +25,7 @@ from . import machine
 from .progress import progress
 from .results import Rows
 
+# torch: its context_parallel runs the case, too. gpus: the least number of them that it is for. Not alone: too long for one GPU.
 CASES: list[dict[str, Any]] = [
     {"name": "causal", "tokens": 32768, "heads": (16, 16), "mask": "causal()", "torch": True},
     {"name": "causal", "tokens": 131072, "heads": (16, 16), "mask": "causal()", "torch": True},
@@ -38,6 +39,8 @@ CASES: list[dict[str, Any]] = [
     {"name": "documents", "tokens": 65536, "heads": (16, 16), "mask": "causal()",
      "lengths": [9363, 606, 7250, 1795, 5206, 3441, 11876, 285, 2117, 4402, 6031, 899, 3650, 5188, 2609, 818]},
     {"name": "causal", "tokens": 131072, "heads": (32, 8), "mask": "causal()"},
+    {"name": "window", "tokens": 262144, "heads": (16, 16), "mask": "causal() & window(4096)", "deal": "contiguous", "gpus": 4},
+    {"name": "causal", "tokens": 524288, "heads": (16, 16), "mask": "causal()", "torch": True, "gpus": 4},
     {"name": "causal", "tokens": 1048576, "heads": (32, 8), "mask": "causal()", "alone": False},
 ]
 HEAD_DIM = 128
@@ -259,7 +262,7 @@ def work(options: argparse.Namespace) -> None:
     rows = Rows(options.output, machine.describe(options.device, **facts)) if first else None
     chosen = options.cases.split(",") if options.cases else []
     cases = [{**case, "tokens": options.tokens or case["tokens"]} for case in CASES if not chosen or case["name"] in chosen]
-    cases = [case for case in cases if case["tokens"] <= options.most_tokens]
+    cases = [case for case in cases if case["tokens"] <= options.most_tokens and case.get("gpus", 1) <= options.gpus]
     for case in progress(cases) if first else cases:
         if bench.slowest(time.monotonic() - begin) > options.seconds:
             break

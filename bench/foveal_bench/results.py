@@ -124,12 +124,15 @@ def read(path: pathlib.Path) -> list[Row]:
     return rows
 
 
+KEY = ("suite", "case", "contender", "turn", "machine", "gpus", "threads")  # of rows with the same, the last one counts
+
+
 def load(paths: Iterable[pathlib.Path]) -> list[Row]:
     """The rows that count, in the order in which their cases came first."""
     latest: dict[Any, Row] = {}
     for path in paths:
         for row in read(path):
-            latest[tuple(row.get(name) for name in ("suite", "case", "contender", "turn", "machine", "threads"))] = row
+            latest[tuple(row.get(name) for name in KEY)] = row
     return list(latest.values())
 
 

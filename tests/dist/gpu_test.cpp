@@ -5,6 +5,7 @@
 #include <bit>
 #include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
 
 #include "check/check.h"
@@ -308,42 +309,50 @@ class RanksOnGpu : public foveal::test::NeedsNvrtc {
 
 class GpuRanks : public RanksOnGpu, public testing::WithParamInterface<Feature> {};
 
-/// Messages go by way of the host between ranks of one GPU, each on a stream of its own, or are copies between the GPUs that there are, which ranks share where they are more.
-std::string run_on_gpu(const problem::CaseData& data, int ranks, const ContextOptions& options, bool peers) {
-  std::vector<std::shared_ptr<Transport>> transports;
-  if (!peers) transports = thread_ranks(ranks, {.time_limit = 120});
-  transports.resize(static_cast<std::size_t>(ranks));
-  const std::string id = peers ? peer_id() : "";
+/// What carries messages. host: between ranks that share one GPU, each with a stream of its own. The others use every GPU that there is: more ranks than
+/// GPUs share them over peer copies; NCCL wants a GPU for each rank.
+enum class Engine : std::uint8_t { host, peer, nccl };
+const char* to_string(Engine engine) { return engine == Engine::host ? "host" : engine == Engine::peer ? "peer copies" : "NCCL"; }
+
+std::string run_on_gpu(const problem::CaseData& data, int ranks, const ContextOptions& options, Engine engine) {
+  std::vector<std::shared_ptr<Transport>> transports(static_cast<std::size_t>(ranks));
+  if (engine == Engine::host) transports = thread_ranks(ranks, {.time_limit = 120});
+  const std::string id = engine == Engine::peer ? peer_id() : engine == Engine::nccl ? nccl_id() : "";
   test::on_threads(ranks, [&](int rank) {
-    const Device device{DeviceKind::cuda, peers ? rank % cuda::driver::device_count() : 0};
-    if (peers) transports[static_cast<std::size_t>(rank)] = peer_ranks(id, rank, ranks, device, {.time_limit = 120});
+    std::shared_ptr<Transport>& mine = transports[static_cast<std::size_t>(rank)];
+    const Device device{DeviceKind::cuda, engine == Engine::host ? 0 : rank % cuda::driver::device_count()};
+    if (engine == Engine::peer) mine = peer_ranks(id, rank, ranks, device, {.time_limit = 120});
+    if (engine == Engine::nccl) mine = nccl_ranks(id, rank, ranks, device, {.time_limit = 120});
     const cuda::driver::Current current(device.index);
     cuda::driver::StreamHandle stream = nullptr;
     cuda::driver::call.stream_create(&stream, 1);
-    test::run_rank(std::move(transports[static_cast<std::size_t>(rank)]), data, options, {}, {}, device, {stream});
+    test::run_rank(std::move(mine), data, options, {}, {}, device, {stream});
     cuda::driver::api().stream_destroy(stream);
   });
   return "dist.cuda." + std::to_string(ranks);
 }
 
-void expect_right(const std::string& text, int ranks, const ContextOptions& options, bool peers) {
+void expect_right(const std::string& text, int ranks, const ContextOptions& options, Engine engine) {
   const problem::Line line = problem::parse_line(text);
   const check::Checker checker(line);
-  const check::Report report = checker.judge([&](problem::CaseData& data) { return run_on_gpu(data, ranks, options, peers); });
-  EXPECT_TRUE(report.pass) << text << "\n" << ranks << " ranks: " << report.failure;
+  const check::Report report = checker.judge([&](problem::CaseData& data) { return run_on_gpu(data, ranks, options, engine); });
+  EXPECT_TRUE(report.pass) << text << "\n" << ranks << " ranks, " << to_string(engine) << ": " << report.failure;
 }
 
 TEST_P(GpuRanks, AreOneDevice) {
   if (std::string(GetParam().name) == "checked") GTEST_SKIP() << "checked reads run on the CPU";
   for (const char* pass : {"forward", "backward"}) {
     const std::string text = test::line_of(GetParam(), pass);
-    for (const int ranks : {1, 2, 3}) {
+    const bool even_heads = problem::parse_line(text).heads_kv % 2 == 0;
+    for (const int ranks : {1, 2, 3, 4, 8}) {
       ContextOptions options;
       options.unit = ranks == 2 ? 16 : 8;
-      options.head_groups = ranks == 2 && problem::parse_line(text).heads_kv % 2 == 0 ? 2 : 1;
+      options.head_groups = ranks % 4 == 2 && even_heads ? 2 : 1;
       options.deal = ranks == 3 ? "pieces" : "automatic";
-      expect_right(text, ranks, options, ranks == 3);
+      expect_right(text, ranks, options, ranks >= 3 ? Engine::peer : Engine::host);
     }
+    ContextOptions of_both{.head_groups = even_heads ? 2 : 1, .unit = 8};  // heads and rows are divided
+    expect_right(text, 4, of_both, Engine::peer);
   }
 }
 
@@ -370,12 +379,31 @@ class GpuRanksLarge : public GpuRanks {};
 
 TEST_P(GpuRanksLarge, AreOneDevice) {
   for (const char* pass : {"forward", "backward"})
-    for (const int ranks : {2, 4}) {
+    for (const int ranks : {2, 4, 8}) {
       ContextOptions options;
       options.unit = ranks == 2 ? 128 : 64;
       options.head_groups = 1, options.remote_steps = ranks == 4 ? 2 : 1;
-      for (const bool peers : {false, true}) expect_right(test::line_of(GetParam(), pass), ranks, options, peers);
+      for (const Engine engine : {Engine::host, Engine::peer}) expect_right(test::line_of(GetParam(), pass), ranks, options, engine);
     }
+}
+
+class NcclRanks : public GpuRanks {};
+
+TEST_P(NcclRanks, AreOneDevice) {
+  const int gpus = cuda::driver::device_count();
+  if (gpus < 2) GTEST_SKIP() << "one GPU; expected two or more";
+  try {
+    nccl_id();
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.what();
+  }
+  for (const char* pass : {"forward", "backward"})
+    for (const int ranks : std::set{2, gpus})
+      for (const int head_groups : {1, 2}) {
+        const std::string text = test::line_of(GetParam(), pass);
+        if (problem::parse_line(text).heads_kv % head_groups != 0) continue;
+        expect_right(text, ranks, {.head_groups = head_groups, .unit = 64}, Engine::nccl);
+      }
 }
 
 /// What stands in keys that a mask hides is not seen, in tiles that it cuts either: dq is mended where they met, over the keys of all launches of a row.
@@ -393,7 +421,7 @@ TEST_F(RanksOnGpu, HiddenKeysOfNanAreNotSeen) {
       }
   ContextOptions options;
   options.unit = 128, options.head_groups = 1;
-  run_on_gpu(clean, 2, options, true), run_on_gpu(data, 2, options, true);
+  run_on_gpu(clean, 2, options, Engine::peer), run_on_gpu(data, 2, options, Engine::peer);
   const Rows expected = rows_of(clean.backward_outputs().dq), found = rows_of(data.backward_outputs().dq);
   for (std::int64_t token = 0; token < strange[0]; ++token)
     for (std::int64_t head = 0; head < found.heads; ++head)
@@ -407,6 +435,7 @@ TEST_F(RanksOnGpu, HiddenKeysOfNanAreNotSeen) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuRanksLarge, testing::ValuesIn(large), [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Gpu, NcclRanks, testing::ValuesIn(large), [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace foveal::dist
