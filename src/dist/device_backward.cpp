@@ -155,9 +155,17 @@ class BackwardPass : DevicePass {
   }
 
   /// Received keys on the side lane and own ones on the caller's: their sums of dq do not depend on the order, and dk and dv of the received ones
-  /// are on their way back while the rest of the own ones is computed.
+  /// are on their way back while the rest of the own ones is computed. Not where the rows of a head are many: tasks of two launches walk at different
+  /// places, and what they read and add to would not stay in L2.
   bool runs_side_by_side() const {
+    constexpr std::size_t share_of_l2 = 4;
     const std::vector<PartLaunch>& launches = plans_.order.launches;
+    const std::int64_t row_bytes = static_cast<std::int64_t>(size_of(c_.shapes.dtype)) * (c_.shapes.head_dim + c_.shapes.head_dim_v) +
+                                   static_cast<std::int64_t>(size_of(c_.wide())) * c_.shapes.head_dim;  // q, dout, and the sum of dq
+    for (const PartLaunch& launch : launches)
+      if (static_cast<std::size_t>(launch.segment.q_rows * row_bytes) >
+          cuda::driver::device_facts(buffers_.device().index).l2_bytes / share_of_l2)
+        return false;
     const auto is_own = [](const PartLaunch& l) { return l.step == 0; };
     const auto meets_rows_alone = [&](const PartLaunch& l) { return !dq_.data || l.kept >= 0 || !l.closed.empty(); };
     return request_.returns_early && !c_.transport->ranks_share_gpus() && c_.attention.determinism != Determinism::reproducible &&
@@ -278,7 +286,7 @@ class BackwardPass : DevicePass {
     return_queries({{shard, dq_, false}});
   }
 
-  /// Added in the order of ranks, whatever came first; the last arrival while sums are converted to the caller's type.
+  /// Added in the order of ranks, whatever came first, on the way to the caller's tensors.
   void take_key_gradients(const std::vector<Range>& summed) {
     for (const KeyGradients& of_step : gradients_) wait(of_step.returned);
     std::vector<const Arrival*> arrivals;
@@ -286,32 +294,58 @@ class BackwardPass : DevicePass {
       for (const KeyGradients& of_step : gradients_)
         for (const Arrival& arrival : of_step.returned.arrivals)
           if (arrival.peer == rank) arrivals.push_back(&arrival);
-    for (std::size_t i = 0; i + 1 < arrivals.size(); ++i) take_back(*arrivals[i], true);
-    const Arrival none;
-    const Arrival& last = arrivals.empty() ? none : *arrivals.back();
-    finish_sum(dk_sum_, outputs_.dk, last, 0, summed);
-    finish_sum(dv_sum_, outputs_.dv, last, 1, summed);
+    finish_sum(dk_sum_, outputs_.dk, arrivals, 0, summed);
+    finish_sum(dv_sum_, outputs_.dv, arrivals, 1, summed);
   }
-  void finish_sum(const Rows& sum, const TensorView& gradient, const Arrival& last, std::size_t role, const std::vector<Range>& summed) {
+
+  /// What one rank adds to consecutive rows of the shard.
+  struct Addend {
+    Range tokens;
+    const Rows* message;
+  };
+  void finish_sum(const Rows& sum, const TensorView& gradient, const std::vector<const Arrival*>& arrivals, std::size_t role,
+                  const std::vector<Range>& summed) {
     if (!gradient.present()) return;
-    const Rows to = rows_of(gradient);
-    std::vector<std::pair<const Piece*, const Rows*>> pieces;  // of the last arrival, and its messages
-    for (std::size_t i = 0; i < last.pieces.size(); ++i)
-      if (last.pieces[i].role == role) pieces.emplace_back(&last.pieces[i], &last.messages[i]);
-    std::sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.first->token < b.first->token; });
-    const bool all_heads = std::all_of(pieces.begin(), pieces.end(), [&](const auto& p) { return p.first->rows.heads == sum.heads; });
-    if (!all_heads)
-      for (const auto& [piece, message] : pieces) memory_.add(*message, piece->rows);
-    for (const Range& range : summed) {
-      std::int64_t at = range.begin;
-      for (const auto& [piece, message] : pieces) {
-        if (!all_heads || piece->token < range.begin || piece->token >= range.end) continue;
-        memory_.copy(sum.slice({at, piece->token}), to.slice({at, piece->token}));
-        const Range tokens{piece->token, piece->token + piece->rows.tokens};
-        buffers_.convert_sum(piece->rows, *message, to.slice(tokens));
-        at = tokens.end;
+    std::vector<Addend> addends;
+    const auto of_role = [&](auto&& fn) {
+      for (const Arrival* arrival : arrivals)
+        for (std::size_t i = 0; i < arrival->pieces.size(); ++i)
+          if (arrival->pieces[i].role == role) fn(arrival->pieces[i], arrival->messages[i]);
+    };
+    bool all_heads = true;
+    of_role([&](const Piece& piece, const Rows&) { all_heads = all_heads && piece.rows.heads == sum.heads; });
+    of_role([&](const Piece& piece, const Rows& message) {
+      if (all_heads) {
+        addends.push_back({{piece.token, piece.token + piece.rows.tokens}, &message});
+      } else {
+        memory_.add(message, piece.rows);
       }
-      memory_.copy(sum.slice({at, range.end}), to.slice({at, range.end}));
+    });
+    const Rows to = rows_of(gradient);
+    for (const Range& range : summed) {
+      std::vector<std::int64_t> borders{range.begin, range.end};
+      for (const Addend& addend : addends)
+        for (const std::int64_t border : {addend.tokens.begin, addend.tokens.end})
+          if (range.begin < border && border < range.end) borders.push_back(border);
+      std::sort(borders.begin(), borders.end());
+      borders.erase(std::unique(borders.begin(), borders.end()), borders.end());
+      for (std::size_t i = 0; i + 1 < borders.size(); ++i) finish_rows(sum, to, addends, {borders[i], borders[i + 1]});
+    }
+  }
+  /// Rows to which the same ranks add.
+  void finish_rows(const Rows& sum, const Rows& to, const std::vector<Addend>& addends, Range rows) {
+    std::vector<Rows> more;
+    for (const Addend& addend : addends) {
+      if (!addend.tokens.meets(rows)) continue;
+      more.push_back(addend.message->slice({rows.begin - addend.tokens.begin, rows.end - addend.tokens.begin}));
+      if (more.size() < cuda::RowKernels::most_sums) continue;
+      buffers_.convert_sum(sum.slice(rows), more, sum.slice(rows));
+      more.clear();
+    }
+    if (more.empty()) {
+      memory_.copy(sum.slice(rows), to.slice(rows));
+    } else {
+      buffers_.convert_sum(sum.slice(rows), more, to.slice(rows));
     }
   }
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/check.h"
 #include "dist/device_pass.h"
 
@@ -29,16 +31,19 @@ class ForwardPass : DevicePass {
       wide_ = query_rows(c_.wide(), c_.shapes.head_dim_v), sums_ = query_statistics(DType::f64);
       buffers_.clear_sums(sums_);
     }
-    // A launch that waits for its keys itself depends on no other.
-    const bool uses_side = order.launches.size() > 1 && order.launches.back().spread();
-    if (uses_side) buffers_.fork();
-    for (std::size_t number = 0; number < order.launches.size(); ++number) run_launch(number, uses_side);
-    if (uses_side) buffers_.join();
+    // Launches that wait for their keys themselves depend on no other: they fill what the last CTAs of others leave idle.
+    const auto spread = std::count_if(order.launches.begin(), order.launches.end(), [](const PartLaunch& l) { return l.spread(); });
+    const int sides = order.launches.size() > 1 ? static_cast<int>(std::min<std::ptrdiff_t>(spread, DeviceBuffers::sides)) : 0;
+    buffers_.fork(sides);
+    for (std::size_t number = 0, on_sides = 0; number < order.launches.size(); ++number)
+      run_launch(number,
+                 sides > 0 && order.launches[number].spread() ? DeviceBuffers::side(static_cast<int>(on_sides++) % sides) : Lane::caller);
+    buffers_.join(sides);
     for (Keys& of_step : keys_) arrive(of_step);  // of steps without work
     write_results(order.merged_q);
   }
 
-  void run_launch(std::size_t number, bool uses_side) {
+  void run_launch(std::size_t number, Lane lane) {
     const PartLaunch& launch = plans_.order.launches[number];
     const Segment& s = launch.segment;
     if (!launch.closed.empty()) return run_closed(number);
@@ -46,8 +51,8 @@ class ForwardPass : DevicePass {
     const ForwardInputs in = inputs_of(number);
     const ForwardOutputs to =
         launch.whole ? whole_outputs(s) : ForwardOutputs{.out = tensor(wide_, s.rows()), .lse = statistics(sums_, s.rows())};
-    if (uses_side && launch.spread() && (in.part->failed != nullptr || buffers_.rehearses())) {
-      const DeviceBuffers::OnLane on(buffers_, Lane::side);
+    if (lane != Lane::caller && (in.part->failed != nullptr || buffers_.rehearses())) {
+      const DeviceBuffers::OnLane on(buffers_, lane);
       this->launch(number, in, to);
       if (!buffers_.rehearses()) return;  // a rehearsal prepares both lanes: keys may turn out not to say when they have arrived
     }

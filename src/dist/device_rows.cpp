@@ -29,7 +29,8 @@ void DeviceBuffers::release() noexcept {
   if (transport_ != nullptr && !blocks_.empty()) {
     try {
       cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still wait for messages
-      if (side_.stream().handle != nullptr) cuda::cuda_memory(device_.index).synchronize(side_.stream());
+      for (const SideStream& side : sides_)
+        if (side.stream().handle != nullptr) cuda::cuda_memory(device_.index).synchronize(side.stream());
     } catch (...) {  // the device is gone
     }
   }
@@ -92,8 +93,11 @@ void DeviceBuffers::move(const Rows& from, const Rows& to, bool adds) {
   cuda::row_kernels(device_.index).move(device_rows(from), device_rows(to), sizes_of(from), adds, {stream(), rehearses_});
 }
 
-void DeviceBuffers::convert_sum(const Rows& from, const Rows& more, const Rows& to) {
-  cuda::row_kernels(device_.index).sum(device_rows(from), device_rows(more), device_rows(to), sizes_of(from), {stream(), rehearses_});
+void DeviceBuffers::convert_sum(const Rows& from, const std::vector<Rows>& more, const Rows& to) {
+  std::vector<cuda::DeviceRows> all;
+  all.reserve(more.size());
+  for (const Rows& rows : more) all.push_back(device_rows(rows));
+  cuda::row_kernels(device_.index).sum(device_rows(from), all, device_rows(to), sizes_of(from), {stream(), rehearses_});
 }
 
 std::uint64_t DeviceBuffers::start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) {

@@ -1,5 +1,6 @@
 #pragma once
 // Rows in the memory of a GPU, moved and added by kernels in stream order.
+#include <array>
 #include <map>
 #include <vector>
 
@@ -13,7 +14,8 @@ namespace foveal::dist {
 class DeviceBuffers final : public RowMemory {
  public:
   /// side_goes_first: CTAs of the side stream start before waiting ones of the caller's.
-  explicit DeviceBuffers(bool side_goes_first) : side_(side_goes_first) {}
+  explicit DeviceBuffers(bool side_goes_first)
+      : sides_{SideStream(side_goes_first), SideStream(side_goes_first), SideStream(side_goes_first)} {}
   ~DeviceBuffers() override;
   /// A pass on this stream begins, which may reuse all memory. Messages arrive in memory of this transport, if it has its own.
   /// A rehearsal only takes memory and loads kernels. Both may wait for all work of the GPU, which a pass must not: that work may wait for other ranks.
@@ -27,7 +29,9 @@ class DeviceBuffers final : public RowMemory {
   void wait(Transport& transport, std::uint64_t ticket) override;
   bool direct() const override { return true; }
 
-  enum class Lane { caller, side };  ///< the caller's stream, and a side stream
+  enum class Lane { caller, side, second_side, third_side };  ///< the caller's stream, and side streams
+  static constexpr int sides = 3;
+  static Lane side(int number) { return static_cast<Lane>(1 + number); }
   /// While this lives, work goes to that lane.
   class OnLane {
    public:
@@ -41,12 +45,16 @@ class DeviceBuffers final : public RowMemory {
     Lane before_;
   };
   Lane lane() const { return lane_; }
-  Stream stream() const { return lane_ == Lane::caller ? stream_ : side_.stream(); }
+  Stream stream() const { return lane_ == Lane::caller ? stream_ : sides_[static_cast<std::size_t>(lane_) - 1].stream(); }
   /// Scratch of one launch, shared by the launches of a lane.
   void* workspace(std::size_t bytes);
-  /// The side lane starts after the caller's work so far; the caller's goes on after the side lane's.
-  void fork() { side_.fork(device_, stream_); }
-  void join() { side_.join(stream_); }
+  /// So many side lanes start after the caller's work so far; the caller's goes on after theirs.
+  void fork(int count = 1) {
+    for (int i = 0; i < count; ++i) sides_[static_cast<std::size_t>(i)].fork(device_, stream_);
+  }
+  void join(int count = 1) {
+    for (int i = 0; i < count; ++i) sides_[static_cast<std::size_t>(i)].join(stream_);
+  }
 
   /// Zeros, in dense rows.
   void clear(const Rows& rows);
@@ -54,8 +62,8 @@ class DeviceBuffers final : public RowMemory {
   void clear_sums(const Rows& sums);
   /// out and lse (no data: unwanted) from the wide sums of parts. first_head: whose sink logit is that of the first row.
   void finish(const Rows& wide, const Rows& sums, const Rows& out, const Rows& lse, const TensorView& sink, std::int64_t first_head);
-  /// to = from + more, in the type of `to`.
-  void convert_sum(const Rows& from, const Rows& more, const Rows& to);
+  /// to = from + more[0] + more[1] ..., in the type of `to`; at most RowKernels::most_sums more.
+  void convert_sum(const Rows& from, const std::vector<Rows>& more, const Rows& to);
   /// gradient: f64, one for each head.
   void sink_gradient(const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse, const TensorView& sink, std::int64_t first_head,
                      double* gradient);
@@ -85,8 +93,8 @@ class DeviceBuffers final : public RowMemory {
   bool rehearses_ = false;
   Transport* transport_ = nullptr;
   std::vector<Block> blocks_;
-  Block workspaces_[2]{};  ///< of each lane
-  SideStream side_;
+  Block workspaces_[1 + sides]{};  ///< of each lane
+  std::array<SideStream, sides> sides_;
   std::size_t next_ = 0, bytes_ = 0;
   std::map<std::uint64_t, Staged> staged_;
   cuda::driver::Memory none_;  ///< -inf in f64

@@ -132,6 +132,7 @@ class WholeRows {
   }
 
   std::optional<PartLaunch> on_stretches(const Transfer& queries, Range rows, Range keys) const {
+    if (mine_.steps[0].rows == 0) return std::nullopt;  // a launch has own keys, needed or not
     struct Piece {
       Transfer keys;
       std::size_t step;

@@ -10,11 +10,14 @@ struct RowsView {
   long long batch, token, head, dim;
 };
 
-/// to = from, or from + more, or to += from.
+constexpr int kMaxMoreRows = 7;
+
+/// to = from, or from + more[0] + more[1] ..., or to += from.
 struct MoveRowsArgs {
-  RowsView from, more, to;  ///< more: same type as from; null data: none
+  RowsView from, to;
+  RowsView more[kMaxMoreRows];  ///< of from's type
   int batch, tokens, heads, dim;
-  int adds, unused;
+  int adds, more_count;
 };
 
 /// Final output from wide accumulated parts: the sink is applied, rows without keys become zero.

@@ -82,26 +82,28 @@ void RowKernels::move(const DeviceRows& from, const DeviceRows& to, const RowSiz
   move(from, {}, to, sizes, adds, stream);
 }
 
-void RowKernels::sum(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, RowStream stream) const {
+void RowKernels::sum(const DeviceRows& from, const std::vector<DeviceRows>& more, const DeviceRows& to, const RowSizes& sizes,
+                     RowStream stream) const {
   move(from, more, to, sizes, false, stream);
 }
 
-void RowKernels::move(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, bool adds,
+void RowKernels::move(const DeviceRows& from, const std::vector<DeviceRows>& more, const DeviceRows& to, const RowSizes& sizes, bool adds,
                       RowStream stream) const {
+  FOVEAL_CHECK(more.size() <= most_sums, "rows: sums of ", more.size() + 1, "; expected at most ", most_sums + 1);
   if (empty(sizes)) return;
   check(sizes);
   const driver::Current current(device_);
   int vector = vector_of(from, to, sizes);
-  if (more.data != nullptr) vector = std::min(vector, vector_of(more, to, sizes));
-  const device::MoveRowsArgs args{from.view(),
-                                  more.view(),
-                                  to.view(),
-                                  static_cast<int>(sizes.batch),
-                                  static_cast<int>(sizes.tokens),
-                                  static_cast<int>(sizes.heads),
-                                  static_cast<int>(sizes.dim),
-                                  adds,
-                                  0};
+  device::MoveRowsArgs args{.from = from.view(),
+                            .to = to.view(),
+                            .more = {},
+                            .batch = static_cast<int>(sizes.batch),
+                            .tokens = static_cast<int>(sizes.tokens),
+                            .heads = static_cast<int>(sizes.heads),
+                            .dim = static_cast<int>(sizes.dim),
+                            .adds = adds,
+                            .more_count = static_cast<int>(more.size())};
+  for (std::size_t i = 0; i < more.size(); ++i) vector = std::min(vector, vector_of(more[i], to, sizes)), args.more[i] = more[i].view();
   const jit::Kernel& loaded = kernel("move_rows", move_constants(from.dtype, to.dtype, vector, sizes.dim == 1));
   if (!stream.only_loads) loaded.launch(shape_of(sizes.tokens * sizes.heads * (sizes.dim / vector), sizes.batch), args, stream.stream);
 }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "cuda/device/rows_args.cuh"
 #include "cuda/jit/kernel.h"
@@ -34,8 +35,10 @@ class RowKernels {
 
   /// to = from, or to += from; types may differ.
   void move(const DeviceRows& from, const DeviceRows& to, const RowSizes& sizes, bool adds, RowStream stream) const;
-  /// to = from + more, which are of one type.
-  void sum(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, RowStream stream) const;
+  /// to = from + more[0] + more[1] ..., in this order; all but `to` are of one type. At most most_sums more.
+  static constexpr std::size_t most_sums = device::kMaxMoreRows;
+  void sum(const DeviceRows& from, const std::vector<DeviceRows>& more, const DeviceRows& to, const RowSizes& sizes,
+           RowStream stream) const;
   /// out and lse (no data: unwanted) from the wide sums of parts; sink: a logit for each of these heads, or no data.
   void finish(const DeviceRows& wide, const DeviceRows& sums, const DeviceRows& out, const DeviceRows& lse, const DeviceRows& sink,
               const RowSizes& sizes, RowStream stream) const;
@@ -44,7 +47,8 @@ class RowKernels {
                      double* gradient, const RowSizes& sizes, RowStream stream) const;
 
  private:
-  void move(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, bool adds, RowStream stream) const;
+  void move(const DeviceRows& from, const std::vector<DeviceRows>& more, const DeviceRows& to, const RowSizes& sizes, bool adds,
+            RowStream stream) const;
   const jit::Kernel& kernel(const std::string& stem, const jit::Constants& constants) const;
 
   int device_;

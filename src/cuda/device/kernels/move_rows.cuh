@@ -28,7 +28,6 @@ FOVEAL_DEVICE void convert(A& to, A from) {
 extern "C" __global__ void __launch_bounds__(256) move_rows(const __grid_constant__ foveal::device::MoveRowsArgs args) {
   using namespace foveal::device;
   const From* from = static_cast<const From*>(args.from.data) + blockIdx.y * args.from.batch;
-  const From* more = args.more.data == nullptr ? nullptr : static_cast<const From*>(args.more.data) + blockIdx.y * args.more.batch;
   To* to = static_cast<To*>(args.to.data) + blockIdx.y * args.to.batch;
   const u32 pieces = args.dim / kVector;
   const u64 all = static_cast<u64>(args.tokens) * args.heads * pieces;
@@ -46,19 +45,29 @@ extern "C" __global__ void __launch_bounds__(256) move_rows(const __grid_constan
     }
     const From* source = from + token * args.from.token + head * args.from.head + piece * kVector * args.from.dim;
     To* target = to + token * args.to.token + head * args.to.head + piece * kVector * args.to.dim;
-    const auto value = *reinterpret_cast<const Piece<From>*>(source);
-    Piece<From> other;
-    if (more != nullptr)
-      other =
-          *reinterpret_cast<const Piece<From>*>(more + token * args.more.token + head * args.more.head + piece * kVector * args.more.dim);
+    auto value = *reinterpret_cast<const Piece<From>*>(source);
+    if (args.more_count > 0) {
+      Piece<From> other[kMaxMoreRows];
+#pragma unroll
+      for (int m = 0; m < kMaxMoreRows; ++m) {
+        if (m >= args.more_count) break;
+        const RowsView& more = args.more[m];
+        other[m] = *reinterpret_cast<const Piece<From>*>(static_cast<const From*>(more.data) + blockIdx.y * more.batch +
+                                                         token * more.token + head * more.head + piece * kVector * more.dim);
+      }
+#pragma unroll
+      for (int m = 0; m < kMaxMoreRows; ++m) {
+        if (m >= args.more_count) break;
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) from_real(value.value[e], to_real(value.value[e]) + to_real(other[m].value[e]));
+      }
+    }
     Piece<To> result;
     if (args.adds) result = *reinterpret_cast<const Piece<To>*>(target);
 #pragma unroll
     for (int e = 0; e < kVector; ++e) {
       if (args.adds) {
         from_real(result.value[e], to_real(result.value[e]) + to_real(value.value[e]));
-      } else if (more != nullptr) {
-        from_real(result.value[e], to_real(value.value[e]) + to_real(other.value[e]));
       } else {
         convert(result.value[e], value.value[e]);
       }
