@@ -122,13 +122,11 @@ void plan_own_part(Context& c) {
   const int me = c.transport->rank();
   c.mine = ranks[static_cast<std::size_t>(me)];
   c.queries_to = sendings(c.plan, me, ranks, -1);
+  // In rounds, the rank after this one first: so each receives from one other at a time.
+  const auto round = [&](const Sending& sending) { return (sending.target - me + c.plan.ranks) % c.plan.ranks; };
   for (std::size_t step = 0; step < c.mine.steps.size(); ++step) {
-    std::vector<std::pair<std::int64_t, Sending>> by_need;
-    for (Sending& sending : sendings(c.plan, me, ranks, static_cast<int>(step)))
-      by_need.emplace_back(work_before(c.workload, ranks[static_cast<std::size_t>(sending.target)], sending.rows), std::move(sending));
-    std::stable_sort(by_need.begin(), by_need.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::vector<Sending>& sorted = c.keys_to.emplace_back();
-    for (auto& [work, sending] : by_need) sorted.push_back(std::move(sending));
+    std::vector<Sending>& sent = c.keys_to.emplace_back(sendings(c.plan, me, ranks, static_cast<int>(step)));
+    std::sort(sent.begin(), sent.end(), [&](const Sending& a, const Sending& b) { return round(a) < round(b); });
   }
   c.q_tokens = c.plan.q.tokens_of(me), c.kv_tokens = c.plan.kv.tokens_of(me);
 }

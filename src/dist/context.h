@@ -26,7 +26,7 @@ struct Context {
   Workload workload;
   ContextPlan plan;
   RankPlan mine;
-  std::vector<std::vector<Sending>> keys_to;  ///< for each step of the receivers, to whoever needs them first
+  std::vector<std::vector<Sending>> keys_to;  ///< for each step of the receivers, in the order in which they are sent
   std::vector<Sending> queries_to;            ///< of this rank's group
   std::vector<std::int64_t> q_tokens, kv_tokens;
   std::vector<std::string> mask_reads;  ///< parameters

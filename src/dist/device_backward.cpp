@@ -134,8 +134,11 @@ class BackwardPass : DevicePass {
     for (std::size_t of = 0; of < plans_.order.kept.size(); ++of) begin_kept(of);
     if (uses_side) params_.prepare(Lane::side), buffers_.fork();
     for (const PartLaunch& launch : launches) ++gradients_[launch.step].launches_left;
+    const auto last_received = std::find_if(launches.rbegin(), launches.rend(), [](const PartLaunch& l) { return l.step > 0; });
     for (std::size_t number = 0; number < launches.size(); ++number) {
       const std::size_t step = launches[number].step;
+      // Own keys that are left wait for it to begin: no priority takes a multiprocessor from their CTAs, and they hide the return of its dk and dv.
+      if (uses_side && last_received != launches.rend() && &launches[number] == &*last_received) buffers_.join();
       const DeviceBuffers::OnLane on(buffers_, uses_side && step > 0 ? Lane::side : Lane::caller);
       if (launches[number].closed.empty()) {
         arrive(keys_[step]);

@@ -116,14 +116,6 @@ std::int64_t launches_of(const Workload& w, const ContextPlan& plan, int rank) {
   return std::max<std::int64_t>(launches, 1);
 }
 
-/// Are all keys there before own ones have been computed with, in a backward pass? Of even work a share as large as that of a rank is on own keys.
-bool hides_in_own_work(const Workload& w, const Machine& machine, const ContextPlan& plan) {
-  return std::all_of(plan.loads.begin(), plan.loads.end(), [&](const RankLoad& load) {
-    return load.forward_ns * plan.groups() <=
-           work_ns(load.work, w, machine.backward_gflops, true);  // forward_ns: so far the time of the transfers
-  });
-}
-
 void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan) {
   const int ranks = plan.ranks, members = plan.head_groups;
   const auto host = [&](int rank) { return rank / std::max<std::int64_t>(request.machine.ranks_per_host, 1); };
@@ -185,11 +177,8 @@ void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan
   }
   for (int group = 0; group < plan.groups(); ++group) {
     const std::int64_t work = work_of(w, plan.blocks[static_cast<std::size_t>(group)]);
-    for (int rank = group * members; rank < (group + 1) * members; ++rank) plan.loads[static_cast<std::size_t>(rank)].work = work / members;
-  }
-  if (request.remote_steps == 0 && plan.remote_steps > 1 && hides_in_own_work(w, request.machine, plan)) plan.remote_steps = 1;
-  for (int group = 0; group < plan.groups(); ++group) {
     for (int rank = group * members; rank < (group + 1) * members; ++rank) {
+      plan.loads[static_cast<std::size_t>(rank)].work = work / members;
       add_sends(w, request.machine, plan, rank, out_near[static_cast<std::size_t>(rank)], out_far[static_cast<std::size_t>(rank)]);
     }
   }

@@ -1,7 +1,6 @@
 #include "dist/steps.h"
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 
 namespace foveal::dist {
@@ -115,22 +114,6 @@ RankPlan rank_plan(const ContextPlan& plan, int rank) {
     }
   for (Step& step : mine.steps) step.launches = launches_of(blocks, mine.queries, step.keys);
   return mine;
-}
-
-std::int64_t work_before(const Workload& workload, const RankPlan& receiver, const std::vector<Transfer>& keys) {
-  constexpr std::int64_t rows_at_a_time = 16384;  // of queries, over heads: 128 on each multiprocessor
-  std::int64_t least = std::numeric_limits<std::int64_t>::max(), before = 0;
-  for (const Transfer& queries : receiver.queries) {
-    const std::vector<KeyRun> runs = workload.sequences[static_cast<std::size_t>(queries.sequence)]->keys(queries.tokens);
-    for (const Transfer& t : keys) {
-      if (t.sequence != queries.sequence) continue;
-      for (const KeyRun& run : runs)
-        if (run.kv.meets(t.tokens))
-          least = std::min(least, before + rows_at_a_time * (runs.back().kv.end - std::min(run.kv.end, t.tokens.end)));
-    }
-    before += workload.work(queries.sequence, queries.tokens) / 10 * workload.unit * workload.unit;
-  }
-  return least;
 }
 
 }  // namespace foveal::dist

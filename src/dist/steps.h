@@ -54,8 +54,4 @@ std::vector<std::vector<Segment>> launches_of(const std::vector<Block>& blocks, 
 
 RankPlan rank_plan(const ContextPlan& plan, int rank);
 
-/// How much a rank computes before its first launches come to some of these keys of one owner, in pairs of tokens over all heads: launches of whole rows go from
-/// the first queries to the last, and from their last keys to the first.
-std::int64_t work_before(const Workload& workload, const RankPlan& receiver, const std::vector<Transfer>& keys);
-
 }  // namespace foveal::dist
