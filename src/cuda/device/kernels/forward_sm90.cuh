@@ -38,7 +38,10 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
     // more: there is a tile; if not, the last task ends.
     const auto step = [&](auto inside, bool more) {
       constexpr bool kInside = decltype(inside)::value;
-      constexpr bool kPvFirst = !kInside && !kPrefetchesQueries, kEndsHere = !kInside && kEndsInStep;
+      constexpr bool kPvFirst = !kInside && !kPrefetchesQueries;
+      // The end of the last task shares what precedes the products; what follows them too where no register spills and the compiler does
+      // not make two texts of the probabilities then.
+      constexpr bool kEndsHere = !kInside && kEndsInStep, kSharesOutput = kEndsHere && kOrdered && !kPvFirst;
       state.started = kInside || state.round >= 0;
       EpilogueState epilogue;
       if constexpr (kPvFirst) issue_pv(state, r, state.tile);
@@ -48,12 +51,12 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
         ++state.tile;
       }
       const auto last_product = [&] {
-        issue_pv(state, r, state.tile - 1);
+        if constexpr (!kPvFirst) issue_pv(state, r, state.tile - 1);
         wgmma_wait<0>();
       };
-      if (kEndsHere && !kOrdered && !more) {  // with one text for both, probabilities have two, or some registers spill
+      if (kEndsHere && !kSharesOutput && !more) {
         last_product();
-        finish_pv<false, true>(state, r, epilogue);
+        finish_pv<false, !kPvFirst>(state, r, epilogue);
         return;
       }
       const auto products = [&] {
@@ -89,7 +92,7 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
         }
         if constexpr (!kPvFirst) wgmma_wait<0>();
       };
-      if (!kEndsHere || !kOrdered || more) {
+      if (!kSharesOutput || more) {
         products();
       } else {
         last_product();
@@ -97,7 +100,7 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
       if constexpr (!kPvFirst) {
         finish_pv<kInside, true>(state, r, epilogue);
       }
-      if (kEndsHere && kOrdered && !more) return;
+      if (kSharesOutput && !more) return;
       if (kPvFirst && !state.new_task && r.rescales) rescale_out(r);
       if constexpr (kOrdered) {
         pack_fragment<Element>(r.p, r.scores);  // after the conditions above: at the end of a step they make the compiler assume divergence

@@ -12,7 +12,7 @@ constexpr bool kPartialOutside = kModifiesScores && (kSource == TileSource::caus
 
 /// Whether the last task of a CTA ends in a step without scores, instead of in a text of its own. With other scores the loop over full tiles
 /// would get a branch that the compiler takes for divergent, or spill more.
-constexpr bool kEndsInStep = kPrefetchesQueries && (!kHasScore || kCappedScore);
+constexpr bool kEndsInStep = !kHasScore || kCappedScore;
 
 /// Position of a warpgroup in its sequence of tasks and tiles.
 struct MainloopState {
