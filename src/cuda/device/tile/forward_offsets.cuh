@@ -46,7 +46,7 @@ struct TileOffsets : TileScores<HeadRows> {
     if (__all_sync(~0u, all_keys_tame && !head.columns.large[0] && !head.columns.large[1])) return;
     float of_row[2][kOffsetSlots];
     for (int r = 0; r < 2; ++r) find_row_factors(of_row[r], head, work, r);
-    in_parts(scores, [&]<int part>(float(&some)[part], int begin) {
+    const auto add = [&]<int part>(float(&some)[part], int begin) {
 #pragma unroll
       for (int i = 0; i < part; ++i) {
         const int r = fragment_row(i), column = fragment_first_column(thread) + 2 * begin + fragment_column(i);
@@ -61,7 +61,12 @@ struct TileOffsets : TileScores<HeadRows> {
         some[i] += tame ? 0.0f : offset;
         if (i % 4 == 3) asm volatile("" ::: "memory");  // loads stay where they are: registers are short
       }
-    });
+    };
+    if constexpr (kDimV <= 128) {
+      in_parts(scores, add);
+    } else {  // some registers would spill
+      add(scores, 0);
+    }
   }
   /// kOffsetsFirst: initial value of the accumulator of q . k. A pair then costs nothing behind the product, where it would delay the
   /// exponentials, and table loads are independent of each other.

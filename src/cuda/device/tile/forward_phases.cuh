@@ -64,7 +64,12 @@ struct ForwardPhases : Epilogue {
   FOVEAL_DEVICE void write_empty(const ForwardTask& work) const {
     OnlineSoftmax nothing;
     nothing.reset();
-    Epilogue::write_zeros(Epilogue::begin_epilogue(work, nothing));
+    if constexpr (kConsumers < 3) {
+      Epilogue::write_zeros(Epilogue::begin_epilogue(work, nothing));
+    } else {  // no longer; otherwise some registers would spill
+      const float zeros[kDimV / 2] = {};
+      Epilogue::write_out(Epilogue::begin_epilogue(work, nothing), zeros);
+    }
   }
 
   /// Advances to the next kv tile of the task, or to the first one of the next task; tasks without tiles are written here.
