@@ -59,18 +59,6 @@ struct DecodeEpilogue : TileScores<PackedRows> {
     return epilogue;
   }
 
-  /// write_out of zeros, in less text.
-  FOVEAL_DEVICE void write_zeros(const EpilogueState& epilogue) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int columns = epilogue.rows >> r & 1 ? kHeadDimV : 0;
-      if constexpr (kSplit) {
-        store_zero_row(epilogue.split_out[r], epilogue.factor[r], columns, thread % 32);
-      } else {
-        store_zero_row<Element>(epilogue.out[r], epilogue.factor[r], columns, thread % 32);
-      }
-    }
-  }
   FOVEAL_DEVICE void write_out(const EpilogueState& epilogue, const float (&acc)[kDimV / 2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
