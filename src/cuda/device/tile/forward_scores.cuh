@@ -9,9 +9,9 @@ namespace foveal::device {
 constexpr bool kBounded = kCappedScore && kWideRange;
 /// Whether probabilities of capped scores are guessed (softmax/bounded.cuh) once P V has released its operand.
 constexpr bool kGuesses = kBounded && !kDropout && !kOrdered && !kHasLines && kPairTiles == 0;
-/// Whether partial tiles take their capped scores in a rolled loop if arguments are large: nothing else is needed for a pair then. With few
-/// queries some registers would spill.
-constexpr bool kCapsInParts = kCappedScore && !kMaskProgram && kPairTiles == 0 && !kFewQueries;
+/// Whether partial tiles take their capped scores in a rolled loop if arguments are large: nothing else is needed for a pair then. Not for
+/// f16, which takes small ones that way too, nor for few queries, where some registers would spill.
+constexpr bool kCapsInParts = kBounded && !kMaskProgram && kPairTiles == 0 && !kFewQueries;
 /// Does each score need work after the product q . k? Otherwise the product includes the offsets.
 constexpr bool kModifiesScores = kHasScore && !kOffsetsFirst && !kOffsetsAreColumns;
 /// Whether to test early, while scores are in flight, if the maxima can be kept. Slower where other work precedes or follows at once.
