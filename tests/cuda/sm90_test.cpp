@@ -209,8 +209,9 @@ TEST_F(Sm90, SmallArgumentsOfTanhTakeNoSpecialFunction) {
   // special functions for each pair.
   auto light = counts_of("f16", "score * 2"), capped = counts_of("f16", "tanh(score / 30) * 30");
   constexpr int pairs = 128 / 2, whole = 1, copies = whole + 1;
+  constexpr int epilogue = 10;  // its multiply-adds, at most: capped scores have one epilogue fewer (kEndsInStep)
   EXPECT_LE(capped[test::MUFU] - light[test::MUFU], copies * 2 * pairs + copies);
-  EXPECT_GE(capped[test::FFMA] - light[test::FFMA], copies * pairs * (1 + 5 - 1));
+  EXPECT_GE(capped[test::FFMA] - light[test::FFMA], copies * pairs * (1 + 5 - 1) - epilogue);
   // bf16 goes on to the probability at once, each way with exponentials of its own: polynomials of 4 terms, for whole tiles also of 3
   // and 5.
   light = counts_of("bf16", "score * 2"), capped = counts_of("bf16", "tanh(score / 30) * 30");

@@ -91,6 +91,20 @@ struct ForwardEpilogue : TileOffsets {
     return epilogue;
   }
 
+  /// write_out of zeros, in less text.
+  FOVEAL_DEVICE void write_zeros(const EpilogueState& epilogue) const {
+    const i64 seq = args.attention.out.seq;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool exists = epilogue.rows > 8 * r;
+      if constexpr (kPart) {  // what is there stays, or there is nothing yet
+        const bool changes = exists && epilogue.previous_weight[r] != 1;
+        store_zero_row(epilogue.part_out + 8 * r * seq, 0, changes ? kHeadDimV : 0, thread % 32);
+      } else {
+        store_zero_row<Element>(epilogue.out + 8 * r * seq, epilogue.factor[r], exists ? kHeadDimV : 0, thread % 32);
+      }
+    }
+  }
   FOVEAL_DEVICE void write_out(const EpilogueState& epilogue, const float (&acc)[kDimV / 2]) const {
     const i64 seq = args.attention.out.seq;
 #pragma unroll

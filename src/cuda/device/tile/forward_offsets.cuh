@@ -46,19 +46,26 @@ struct TileOffsets : TileScores<HeadRows> {
     if (__all_sync(~0u, all_keys_tame && !head.columns.large[0] && !head.columns.large[1])) return;
     float of_row[2][kOffsetSlots];
     for (int r = 0; r < 2; ++r) find_row_factors(of_row[r], head, work, r);
+    const auto add = [&]<int part>(float(&some)[part], int begin) {
 #pragma unroll
-    for (int i = 0; i < kBlockKv / 2; ++i) {
-      const int r = fragment_row(i), column = fragment_first_column(thread) + fragment_column(i);
-      bool tame = !head.columns.large[r];
-      float offset = 0;
+      for (int i = 0; i < part; ++i) {
+        const int r = fragment_row(i), column = fragment_first_column(thread) + 2 * begin + fragment_column(i);
+        bool tame = !head.columns.large[r];
+        float offset = 0;
 #pragma unroll
-      for (int o = 0; o < kOffsets; ++o) {
-        const float of_column = pipelines.lines(use).walk(kOffsetWalk[o])[column];
-        tame = tame && is_tame(of_column);
-        offset = fmaf(of_column, of_row[r][o], offset);
+        for (int o = 0; o < kOffsets; ++o) {
+          const float of_column = pipelines.lines(use).walk(kOffsetWalk[o])[column];
+          tame = tame && is_tame(of_column);
+          offset = fmaf(of_column, of_row[r][o], offset);
+        }
+        some[i] += tame ? 0.0f : offset;
+        if (i % 4 == 3) asm volatile("" ::: "memory");  // loads stay where they are: registers are short
       }
-      scores[i] += tame ? 0.0f : offset;
-      if (i % 4 == 3) asm volatile("" ::: "memory");  // loads stay where they are: registers are short
+    };
+    if constexpr (kDimV <= 128) {
+      in_parts(scores, add);
+    } else {  // some registers would spill
+      add(scores, 0);
     }
   }
   /// kOffsetsFirst: initial value of the accumulator of q . k. A pair then costs nothing behind the product, where it would delay the

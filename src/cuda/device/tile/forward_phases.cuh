@@ -10,6 +10,10 @@ namespace foveal::device {
 /// full tiles, most of the code, only once. Without a score there is little to save, and registers are scarce.
 constexpr bool kPartialOutside = kModifiesScores && (kSource == TileSource::causal || kSource == TileSource::band);
 
+/// Whether the last task of a CTA ends in a step without scores, instead of in a text of its own. With other scores the loop over full tiles
+/// would get a branch that the compiler takes for divergent, or spill more.
+constexpr bool kEndsInStep = !kHasScore || kCappedScore;
+
 /// Position of a warpgroup in its sequence of tasks and tiles.
 struct MainloopState {
   int round, next_round = -1;  // the task being accumulated (none before the first), and the one whose scores are computed
@@ -60,8 +64,12 @@ struct ForwardPhases : Epilogue {
   FOVEAL_DEVICE void write_empty(const ForwardTask& work) const {
     OnlineSoftmax nothing;
     nothing.reset();
-    const float zeros[kDimV / 2] = {};
-    Epilogue::write_out(Epilogue::begin_epilogue(work, nothing), zeros);
+    if constexpr (kConsumers < 3 && !kFewQueries) {
+      Epilogue::write_zeros(Epilogue::begin_epilogue(work, nothing));
+    } else {  // no longer; otherwise some registers would spill
+      const float zeros[kDimV / 2] = {};
+      Epilogue::write_out(Epilogue::begin_epilogue(work, nothing), zeros);
+    }
   }
 
   /// Advances to the next kv tile of the task, or to the first one of the next task; tasks without tiles are written here.
@@ -75,8 +83,8 @@ struct ForwardPhases : Epilogue {
     return true;
   }
 
-  /// Starts the epilogue of the previous task, if any, and waits for the next one's queries.
-  FOVEAL_DEVICE EpilogueState begin_task(MainloopState& state, Fragments& r) const {
+  /// Starts the epilogue of the previous task, if any, and waits for the next one's queries. more: there is one.
+  FOVEAL_DEVICE EpilogueState begin_task(MainloopState& state, Fragments& r, bool more = true) const {
     EpilogueState epilogue;
     epilogue.rows = 0;
     if (state.started) {
@@ -85,6 +93,7 @@ struct ForwardPhases : Epilogue {
       ++state.query;
       ++state.tile;
     }
+    if (!more) return epilogue;
     r.softmax.reset();
     r.head = Epilogue::head_constants(state.next);
     r.guesses = r.head.highest_sum > 0;

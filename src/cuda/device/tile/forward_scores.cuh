@@ -9,6 +9,9 @@ namespace foveal::device {
 constexpr bool kBounded = kCappedScore && kWideRange;
 /// Whether probabilities of capped scores are guessed (softmax/bounded.cuh) once P V has released its operand.
 constexpr bool kGuesses = kBounded && !kDropout && !kOrdered && !kHasLines && kPairTiles == 0;
+/// Whether partial tiles take their capped scores in a rolled loop if arguments are large: nothing else is needed for a pair then. Not for
+/// f16, which takes small ones that way too, nor for few queries, where some registers would spill.
+constexpr bool kCapsInParts = kBounded && !kMaskProgram && kPairTiles == 0 && !kFewQueries;
 /// Does each score need work after the product q . k? Otherwise the product includes the offsets.
 constexpr bool kModifiesScores = kHasScore && !kOffsetsFirst && !kOffsetsAreColumns;
 /// Whether to test early, while scores are in flight, if the maxima can be kept. Slower where other work precedes or follows at once.
@@ -159,12 +162,51 @@ struct TileScores : TileRows {
         return update(TanhPolynomial<4>(factor, times * exponent));
       }
     }
+    const auto in_general = [&](const auto& tanh_ahead) {
+      if constexpr (partial && kCapsInParts) {
+        cap_in_parts(scores, tanh_ahead, work);
+      } else {
+        with(tanh_ahead);
+      }
+    };
     if (kTanhAhead && all_small(most, TanhPolynomial<5>::limit(factor))) {
-      with(TanhPolynomial<5>(factor, times));
+      in_general(TanhPolynomial<5>(factor, times));
     } else {
-      with(AnyTanhAhead{factor, times});
+      in_general(AnyTanhAhead{factor, times});
     }
     return ScoreForm::scores;
+  }
+  /// Capped scores of a partial tile, as below, in a rolled loop: arguments are seldom large, and tiles seldom partial.
+  template <class TanhAhead>
+  FOVEAL_DEVICE void cap_in_parts(float (&scores)[kBlockKv / 2], const TanhAhead& tanh_ahead, const ForwardTask& work) const {
+    int low[2], high[2];
+    find_limits(low, high, work);
+    in_parts(scores, [&]<int part>(float(&some)[part], int begin) {
+#pragma unroll
+      for (int i = 0; i < part; ++i) {
+        const int column = 2 * begin + fragment_column(i), r = fragment_row(i);
+        if (i % kTanhAtOnce == 0) {
+          float tanh[kTanhAtOnce];
+          tanh_ahead.evaluate(tanh, some, i);
+#pragma unroll
+          for (int j = 0; j < kTanhAtOnce; ++j) some[i + j] = tanh[j];
+        }
+        bool keep = column <= high[r];
+        if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
+        some[i] = keep ? some[i] : -infinity();
+      }
+    });
+  }
+  /// Columns that the thread's rows keep, without those that a mask program drops, from its first column on. low: with kLimitLow only.
+  FOVEAL_DEVICE void find_limits(int (&low)[2], int (&high)[2], const ForwardTask& work) const {
+    const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
+    const int last_kv = work.sequence.len_kv - 1;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      high[r] = last_kv - first_kv;
+      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], query_of(work, r) + args.band_high - first_kv);
+      if constexpr (Walk::kLimitLow) low[r] = query_of(work, r) + args.band_low - first_kv;
+    }
   }
   template <bool partial, ScoreForm to, class TanhAhead>
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, const TanhAhead& tanh_ahead,
@@ -172,20 +214,13 @@ struct TileScores : TileRows {
                                u32 kept) const {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
-    const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
-    const int last_kv = work.sequence.len_kv - 1;
     const LineView<kBlockKv> lines = lines_of(use);
     const TiledView<false, kBlockQ, kBlockKv> tiles = pairs_of(use);
     TiledValues tiled;
     int low[2], high[2];
     u32 kept_columns[kKeptWords] = {};
     float tanh[kTanhAtOnce];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      high[r] = last_kv - first_kv;
-      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], query_of(work, r) + args.band_high - first_kv);
-      if constexpr (Walk::kLimitLow) low[r] = query_of(work, r) + args.band_low - first_kv;
-    }
+    find_limits(low, high, work);
 #pragma unroll
     for (int i = 0; i < kBlockKv / 2; ++i) {
       const int column = fragment_column(i), r = fragment_row(i);

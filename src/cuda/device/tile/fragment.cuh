@@ -20,6 +20,23 @@ FOVEAL_DEVICE void pack_fragment(u32 (&packed)[count / 2], const float (&values)
   for (int i = 0; i < count / 2; ++i) packed[i] = pack(Element{}, values[2 * i], values[2 * i + 1]);
 }
 
+/// Calls change(part, i) for each part of the registers, those from i on, in a rolled loop: for rare code, which would be long unrolled. The
+/// registers rotate, so that none is indexed by the loop's variable. i is a multiple of 8: fragment_column(i + j) is 2 i + fragment_column(j).
+template <int count, class Change>
+FOVEAL_DEVICE void in_parts(float (&registers)[count], Change&& change) {
+  constexpr int kPart = count % 16 == 0 ? 16 : 8;
+  static_assert(count % kPart == 0);
+#pragma unroll 1
+  for (int i = 0; i < count; i += kPart) {
+    float part[kPart];
+#pragma unroll
+    for (int j = 0; j < kPart; ++j) part[j] = registers[j];
+    change(part, i);
+#pragma unroll
+    for (int j = 0; j < count; ++j) registers[j] = j + kPart < count ? registers[j + kPart] : part[j + kPart - count];
+  }
+}
+
 /// Is row `r` (0 or 1) of the thread's two rows infinite or NaN somewhere? May also report finite rows with very large neighbours.
 template <int count>
 FOVEAL_DEVICE bool has_nonfinite(const float (&acc)[count], int r) {
@@ -70,7 +87,21 @@ FOVEAL_DEVICE void store_row(u16* row, const float (&acc)[count], int r, float f
   }
 }
 
-/// The same in fp32.
+/// The same for zeros.
+template <class Element>
+FOVEAL_DEVICE void store_zero_row(u16* row, float factor, int columns, int lane) {
+  const u32 word = pack(Element{}, 0 * factor, 0 * factor);
+#pragma unroll 1
+  for (int column = 8 * (lane % 4); column < columns; column += 32)
+    *reinterpret_cast<uint4*>(row + column) = make_uint4(word, word, word, word);
+}
+FOVEAL_DEVICE void store_zero_row(float* row, float factor, int columns, int lane) {
+#pragma unroll 1
+  for (int column = 2 * (lane % 4); column < columns; column += 8)
+    *reinterpret_cast<float2*>(row + column) = make_float2(0 * factor, 0 * factor);
+}
+
+/// Row `r` as by store_row, in fp32.
 template <int count>
 FOVEAL_DEVICE void store_row(float* row, const float (&acc)[count], int r, float factor, int columns, int lane) {
 #pragma unroll
