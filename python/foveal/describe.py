@@ -10,7 +10,7 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 from . import _core, arrays, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param, Type
-from .guards import as_called, key_of, number_key_of
+from .guards import Key, as_called, key_of, number_key_of
 from .numbers import LOOKS_AT_VALUES, MOST_CONSTANTS, Path, replaced
 from .signatures import Mask, ScoreMod
 from .trace import Tracer
@@ -268,7 +268,7 @@ def trace(
     before = [] if reads is None else _versions(reads.arrays)
     description = describe(score_mod, mask, tracer=tracing, **arguments)
     bound = bind(description, options, heads_first)
-    if found_key is not None and reads is not None and not tracing.saw_values and _versions(reads.arrays) == before:
+    if found_key is not None and reads is not None and not tracing.saw_values and _versions(reads.arrays) == before and _still(reads, score_mod, mask, tracer):
         sources = [_source(name, array, reads.arrays, given) for name, array in zip(bound.names, bound.arrays)]
         if None not in sources:
             if len(_traces) >= _MAX_TRACES:
@@ -368,6 +368,12 @@ def _traced_with(
     except Exception:  # whatever is wrong with the functions themselves shows when they are traced as they are
         return None
     return None if tracing.saw_values else (description, places)
+
+
+def _still(reads: Key, score_mod: ScoreMod, mask: Mask, tracer: type[Tracer]) -> bool:
+    """Whether the functions have left what they read as it was; else they must run on every call."""
+    now = key_of((score_mod, mask), tracer.tensors)
+    return now is not None and now.parts == reads.parts
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
