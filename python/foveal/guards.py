@@ -241,14 +241,13 @@ class _Walk:
     """Collects the parts of a key. tensors: the type of arrays that tracing notices wherever they come from; others only where they are
     put in place of the captured ones (Tracer), not as attributes."""
 
-    __slots__ = ("arrays", "carried", "expressions", "owners", "parts", "seen", "tensors")
+    __slots__ = ("arrays", "carried", "expressions", "parts", "seen", "tensors")
 
     def __init__(self, tensors: type | None):
         self.tensors = tensors
         self.parts: list[Any] = []
         self.arrays: list[Any] = []
         self.carried: list[Any] = []  # attributes, by name, of what was met itself: functions that it is handed to may read them
-        self.owners: set[int] = set()  # of these
         self.expressions: list[Expr] = []
         self.seen: dict[Any, int] = {}
 
@@ -266,10 +265,9 @@ class _Walk:
     def carry(self, value: Any) -> None:
         """What it has of its own, and of classes that are the user's."""
         for owner in (value, *_users_classes(type(value))):
-            held = owner.__dict__
-            if held and id(owner) not in self.owners:
-                self.owners.add(id(owner))
-                self.carried.append(held)
+            if owner.__dict__ and ("carried", id(owner)) not in self.seen:
+                self.seen["carried", id(owner)] = len(self.seen)
+                self.carried.append(owner.__dict__)
 
     def plain(self, value: Any) -> None:
         """An attribute as it stands in its owner. Where reading it may run code, it is not known what that reads."""
@@ -364,7 +362,7 @@ class _Walk:
                     raise _Unknown
                 if of_class is not None and not hasattr(type(of_class), "__get__"):
                     return self.value(of_class, attributes[1:], False)
-            else:
+            elif value.__dict__ or _users_classes(type(value)):
                 self.carry(value)
         elif not captured or self.tensors is not None:
             raise _Unknown
@@ -400,7 +398,8 @@ class _Walk:
             return
         if self.again(value):
             return
-        self.carry(value)
+        if value.__dict__:
+            self.carry(value)
         code = _code_of(value.__code__)
         if not code.known or len(self.parts) > MAX_PARTS:
             raise _Unknown
@@ -621,7 +620,8 @@ class _PathWalk(_Walk):
         if attributes or value in _trusted:
             return super().function(value, attributes, captured)
         self.again(value)
-        self.carry(value)
+        if value.__dict__:
+            self.carry(value)
         code = _code_of(value.__code__)
         if not code.known or code.writes or len(self.parts) > MAX_PARTS:
             raise _Unknown
