@@ -534,8 +534,8 @@ def _users_classes(kind: type) -> tuple[type, ...]:
 @functools.lru_cache(256)
 def _has_plain_operators(kind: type) -> bool:
     """Whether those of a class of enumerations, a call among them, are none of the user's."""
-    held = [(name, value) for base in _users_classes(kind) for name, value in vars(base).items()]
-    return not any([type(value) is types.FunctionType and value.__module__ != "enum" and name.startswith("__") and name not in _OF_MAKING for name, value in held])
+    held = [(name, value) for base in _users_classes(kind) for name, value in vars(base).items() if name.startswith("__") and name not in _OF_MAKING]
+    return not any([type(value) is types.FunctionType and value.__module__ != "enum" for _, value in held])
 
 
 _OF_MAKING = {"__new__", "__init__", "__init_subclass__", "__repr__", "__str__", "__format__"}

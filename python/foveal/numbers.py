@@ -34,7 +34,8 @@ def _kind_of(value: float | int) -> tuple[Any, ...]:
     if type(value) is float:
         return (float,)
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
-        raise questions.refused(NeedsValue(f"a number that changes from call to call: found {type(value).__name__} {value}; expected a float or an int of 64 bits"))
+        found = f"{type(value).__name__} {value}"
+        raise questions.refused(NeedsValue(f"a number that changes from call to call: found {found}; expected a float or an int of 64 bits"))
     return int, -(1 << 31) <= value < 1 << 31, value == 0
 
 
