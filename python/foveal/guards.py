@@ -264,7 +264,8 @@ class _Walk:
 
     def carry(self, value: Any) -> None:
         """What it has of its own, and of classes that are the user's."""
-        for owner in (value, *_users_classes(type(value))):
+        kind: Any = type(value)
+        for owner in (value, *_users_classes(kind)):
             if owner.__dict__ and ("carried", id(owner)) not in self.seen:
                 self.seen["carried", id(owner)] = len(self.seen)
                 self.carried.append(owner.__dict__)
@@ -351,18 +352,19 @@ class _Walk:
         return True
 
     def array(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        kind: Any = type(value)
         if self.tensors is not None and isinstance(value, self.tensors):
             if attributes:  # its own are noticed by tracing; those that a user gave it are not
                 if type(value).__module__.partition(".")[0] != "torch":
                     raise _Unknown
                 if attributes[0] in vars(value):
                     return self.value(vars(value)[attributes[0]], attributes[1:], False)
-                of_class = _in_class(type(value), attributes[0])
+                of_class = _in_class(kind, attributes[0])
                 if isinstance(of_class, types.FunctionType) and of_class.__module__.partition(".")[0] != "torch":
                     raise _Unknown
                 if of_class is not None and not hasattr(type(of_class), "__get__"):
                     return self.value(of_class, attributes[1:], False)
-            elif value.__dict__ or _users_classes(type(value)):
+            elif value.__dict__ or _users_classes(kind):
                 self.carry(value)
         elif not captured or self.tensors is not None:
             raise _Unknown
