@@ -52,6 +52,10 @@ class CallTracer(Tracer):
         """In which the numbers among them are held."""
         return call.result.dtype
 
+    def holds(self, number: Number, dtype: Any) -> bool:
+        """Whether an array of this dtype holds every value that the number may have."""
+        return self.narrow(dtype) is None and not (number.is_long() and str(dtype).endswith("int32"))
+
     def held(self, number: int, dtype: Any) -> int:
         """A number as an array of this dtype holds it."""
         narrow = self.narrow(dtype)
@@ -160,8 +164,8 @@ def elementwise(fn: Callable[..., Any], operands: int = 1) -> Meaning:
         if any(symbolic(value) for value in given[operands:]):
             raise call.refuse(f"a symbol for {', '.join(names[operands:])}; expected a constant")
         dtype = call.tracer.dtype_of_operands(call, given)
-        if call.tracer.narrow(dtype) is not None and any(isinstance(value, Number) for value in given):
-            raise call.refuse("a number that changes beside narrow integers; expected a constant")
+        if any(isinstance(value, Number) and not call.tracer.holds(value, dtype) for value in given):
+            raise call.refuse(f"a number that changes beside {dtype}; expected a constant")
         given = [call.tracer.held(value, dtype) if type(value) is int else value for value in given]
         symbols = [None if value is None else call.symbol(value) for value in given[:operands]]
         present = [(x._items, x._shape) for x in symbols if x is not None]

@@ -10,8 +10,8 @@ from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 from . import _core, arrays, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param, Type
-from .guards import as_called, key_of, number_key_of
-from .numbers import LOOKS_AT_VALUES, MOST_CONSTANTS, Path, replaced
+from .guards import Key, as_called, key_of, number_key_of
+from .numbers import LOOKS_AT_VALUES, MOST_CONSTANTS, Computed, Path, replaced
 from .signatures import Mask, ScoreMod
 from .trace import Tracer
 
@@ -83,7 +83,7 @@ def describe(
     mask_expr = tracer.expression(mask, "mask")
     tracer.over = True
     score_expr, mask_expr = tracer.renamed((score_expr, mask_expr))
-    tracer.forget_unread([e for e in (score_expr, mask_expr) if e is not None], keep=tracer.numbers + len(params or {}))
+    tracer.forget_unread([e for e in (score_expr, mask_expr) if e is not None], keep=len(params or {}))
     sink_param = None
     if sink is not None:
         if (params or {}).get("sink", sink) is not sink:
@@ -268,7 +268,7 @@ def trace(
     before = [] if reads is None else _versions(reads.arrays)
     description = describe(score_mod, mask, tracer=tracing, **arguments)
     bound = bind(description, options, heads_first)
-    if found_key is not None and reads is not None and not tracing.saw_values and _versions(reads.arrays) == before:
+    if found_key is not None and reads is not None and not tracing.saw_values and _versions(reads.arrays) == before and _still(reads, score_mod, mask, tracer):
         sources = [_source(name, array, reads.arrays, given) for name, array in zip(bound.names, bound.arrays)]
         if None not in sources:
             if len(_traces) >= _MAX_TRACES:
@@ -330,16 +330,18 @@ def _with_scalars(
     constants = (frozenset(scalars), tuple([value for place, value in numbers.items() if place not in scalars]))
     found = known.bound.get(constants)
     if found is not None:
-        return Bound(found[0].program, found[0].names, [_array_of(source, given, key.arrays, numbers, tracer) for source in found[1]])
+        now = [_array_of(source, given, key.arrays, numbers, tracer) for source in found[1]]
+        if not any([array is None for array in now]):
+            return Bound(found[0].program, found[0].names, now)
     made = _traced_with(scalars, score_mod, mask, arguments, tracer, numbers)
     if made is None:  # some of them are needed while tracing
         alone = {place for place in scalars if _traced_with({place}, score_mod, mask, arguments, tracer, numbers) is None}
         known.constants |= alone or scalars
         return None
-    description, places = made
+    description, computed = made
     bound = bind(description, options, heads_first)
     named = zip(bound.names, bound.arrays)
-    sources = [places[id(array)] if id(array) in places else _source(name, array, key.arrays, given) for name, array in named]
+    sources = [computed[id(array)] if id(array) in computed else _source(name, array, key.arrays, given) for name, array in named]
     if None not in sources:
         if len(known.bound) >= _MAX_CHANGING:
             known.bound.clear()
@@ -348,26 +350,35 @@ def _with_scalars(
 
 
 def _array_of(source: Any, given: Mapping[str, Any], reached: Sequence[Any], numbers: Mapping[Place, float | int], tracer: type[Tracer]) -> Any:
-    if type(source) is str:
-        return given[source]
-    return tracer.scalar(numbers[source]) if type(source) is tuple else reached[source]
+    """None for a number of another kind than that which the program was made with."""
+    if isinstance(source, Computed):
+        value = source(numbers)
+        return None if value is None else tracer.scalar(value)
+    return given[source] if type(source) is str else reached[source]
 
 
 def _traced_with(
     scalars: set[Place], score_mod: ScoreMod, mask: Mask, arguments: Mapping[str, Any], tracer: type[Tracer], numbers: Mapping[Place, float | int]
-) -> tuple[Description, dict[int, Place]] | None:
-    """The description with these numbers as scalars, and which array is which; None where one is needed while tracing."""
+) -> tuple[Description, dict[int, Computed]] | None:
+    """The description with these numbers as scalars, and what arrays hold that are made of them; None where one is needed while tracing."""
     tracing = tracer()
     try:
-        stand_ins = {place: tracing.number(numbers[place]) for place in numbers if place in scalars}
-        places = {id(array): place for array, place in zip(tracing.arrays, stand_ins)}
+        stand_ins = {place: tracing.number(numbers[place], operator.itemgetter(place)) for place in numbers if place in scalars}
         functions = [
             replaced(as_called(fn), {path: number for (of, path), number in stand_ins.items() if of == at}) for at, fn in enumerate((score_mod, mask))
         ]
         description = describe(*functions, tracer=tracing, **arguments)
+    except ZeroDivisionError:  # as Python's numbers give
+        raise
     except Exception:  # whatever is wrong with the functions themselves shows when they are traced as they are
         return None
-    return None if tracing.saw_values else (description, places)
+    return None if tracing.saw_values else (description, tracing.sources)
+
+
+def _still(reads: Key, score_mod: ScoreMod, mask: Mask, tracer: type[Tracer]) -> bool:
+    """Whether the functions have left what they read as it was; else they must run on every call."""
+    now = key_of((score_mod, mask), tracer.tensors)
+    return now is not None and now.parts == reads.parts
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -45,11 +45,12 @@ class _Read(NamedTuple):
 class _Code:
     """The reads of one code object; compares by identity."""
 
-    __slots__ = ("code", "first", "free", "globals", "known", "types", "writes")
+    __slots__ = ("code", "first", "free", "globals", "known", "names", "types", "writes")
 
     def __init__(self, code: types.CodeType):
         free, found, self.known = _reads_in(code)
         self.writes = _writes(code)
+        self.names = _names_in(code)
         self.first = _first_reads(code)  # attributes of the first argument, a method's self; None: not known
         self.types = _types_asked(code)
         self.code = code  # kept alive: it is found by its id
@@ -62,6 +63,8 @@ _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
 _FREE = {"LOAD_DEREF", "LOAD_CLASSDEREF"}
 _UNKNOWN = {"IMPORT_NAME", "LOAD_BUILD_CLASS", "LOAD_SUPER_ATTR", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF", "LOAD_LOCALS"}
 
+_INSIDES = set("__self__ __func__ __closure__ __globals__ __dict__ __name__ __qualname__ __doc__".split())  # of functions: more than what they read
+
 
 def _reads_in(code: types.CodeType) -> tuple[list[_Read], list[_Read], bool]:
     """(reads of free variables, reads of globals, is that all?), those of nested functions included."""
@@ -70,7 +73,7 @@ def _reads_in(code: types.CodeType) -> tuple[list[_Read], list[_Read], bool]:
     known = True
     instructions = [i for i in dis.get_instructions(code) if i.opname not in ("EXTENDED_ARG", "CACHE", "NOP")]
     for at, instruction in enumerate(instructions):
-        known = known and instruction.opname not in _UNKNOWN
+        known = known and instruction.opname not in _UNKNOWN and not (instruction.opname in _ATTRIBUTE and instruction.argval in _INSIDES)
         into = found if instruction.opname in _GLOBAL else free if instruction.opname in _FREE else None
         if into is None or (into is free and instruction.argval not in code.co_freevars):
             continue
@@ -87,6 +90,11 @@ def _reads_in(code: types.CodeType) -> tuple[list[_Read], list[_Read], bool]:
             found.update((read, None) for read in inner_globals)
             known = known and inner_known
     return list(free), list(found), known
+
+
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    """Of globals and of attributes of anything, also in functions nested in it."""
+    return frozenset(code.co_names).union(*[_names_in(nested) for nested in code.co_consts if isinstance(nested, types.CodeType)])
 
 
 def _first_reads(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
@@ -218,8 +226,11 @@ _BUILTINS = (
 )  # fmt: skip
 trust(getattr(builtins, name) for name in _BUILTINS.split())
 trust(value for value in vars(builtins).values() if isinstance(value, type) and issubclass(value, BaseException))
+# Of operator, not what writes and not what reads an attribute by its name.
+_LEFT_OUT = {"attrgetter", "methodcaller", "setitem", "delitem"}
+_LEFT_OUT |= {f"i{name}" for name in "add and concat floordiv lshift matmul mod mul or pow rshift sub truediv xor".split()}
 for _module in (math, operator):
-    trust(value for name, value in vars(_module).items() if not name.startswith("_") and callable(value))
+    trust(value for name, value in vars(_module).items() if not name.startswith("_") and name not in _LEFT_OUT and callable(value))
 trust((functools.partial, functools.reduce))
 
 
@@ -230,14 +241,42 @@ class _Walk:
     """Collects the parts of a key. tensors: the type of arrays that tracing notices wherever they come from; others only where they are
     put in place of the captured ones (Tracer), not as attributes."""
 
-    __slots__ = ("arrays", "expressions", "parts", "seen", "tensors")
+    __slots__ = ("arrays", "carried", "expressions", "parts", "seen", "tensors")
 
     def __init__(self, tensors: type | None):
         self.tensors = tensors
         self.parts: list[Any] = []
         self.arrays: list[Any] = []
+        self.carried: list[Any] = []  # attributes, by name, of what was met itself: functions that it is handed to may read them
         self.expressions: list[Expr] = []
         self.seen: dict[Any, int] = {}
+
+    def finish(self) -> None:
+        """Adds what is read, under a name that stands somewhere in the functions, of what they hand on."""
+        if not self.carried:
+            return
+        names = frozenset().union(*[part.names for part in self.parts if type(part) is _Code])
+        while self.carried:
+            attributes = self.carried.pop()
+            for name in [name for name in attributes if name in names]:
+                self.parts.append(name)
+                self.plain(attributes[name])
+
+    def carry(self, value: Any) -> None:
+        """What it has of its own, and of classes that are the user's."""
+        kind: Any = type(value)
+        for owner in (value, *_users_classes(kind)):
+            if owner.__dict__ and ("carried", id(owner)) not in self.seen:
+                self.seen["carried", id(owner)] = len(self.seen)
+                self.carried.append(owner.__dict__)
+
+    def plain(self, value: Any) -> None:
+        """An attribute as it stands in its owner. Where reading it may run code, it is not known what that reads."""
+        if isinstance(value, enum.Enum):  # a member in its class
+            return
+        if hasattr(type(value), "__get__"):
+            raise _Unknown
+        self.value(value, (), False)
 
     def value(self, value: Any, attributes: tuple[str, ...] = (), captured: bool = True) -> None:
         kind = type(value)
@@ -258,6 +297,11 @@ class _Walk:
         self.parts.append(value or math.copysign(1.0, value))
         if not value:
             self.parts.append("zero")
+
+    def complex_(self, value: complex, attributes: tuple[str, ...], captured: bool) -> None:
+        self.parts.append(complex)
+        self.real(value.real, (), False)
+        self.real(value.imag, (), False)
 
     def numpy_scalar(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
         """By its bits: -0.0 is not 0.0, and an element of a structured array changes with it."""
@@ -308,12 +352,20 @@ class _Walk:
         return True
 
     def array(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        kind: Any = type(value)
         if self.tensors is not None and isinstance(value, self.tensors):
             if attributes:  # its own are noticed by tracing; those that a user gave it are not
                 if type(value).__module__.partition(".")[0] != "torch":
                     raise _Unknown
                 if attributes[0] in vars(value):
                     return self.value(vars(value)[attributes[0]], attributes[1:], False)
+                of_class = _in_class(kind, attributes[0])
+                if isinstance(of_class, types.FunctionType) and of_class.__module__.partition(".")[0] != "torch":
+                    raise _Unknown
+                if of_class is not None and not hasattr(type(of_class), "__get__"):
+                    return self.value(of_class, attributes[1:], False)
+            elif value.__dict__ or _users_classes(kind):
+                self.carry(value)
         elif not captured or self.tensors is not None:
             raise _Unknown
         try:
@@ -348,6 +400,8 @@ class _Walk:
             return
         if self.again(value):
             return
+        if value.__dict__:
+            self.carry(value)
         code = _code_of(value.__code__)
         if not code.known or len(self.parts) > MAX_PARTS:
             raise _Unknown
@@ -426,9 +480,14 @@ class _Walk:
             raise _Unknown
 
     def member(self, value: enum.Enum, attributes: tuple[str, ...], captured: bool) -> None:
-        if attributes and attributes[0] not in ("value", "name"):
+        kind = type(value)
+        if not attributes:
+            if not _has_plain_operators(kind):
+                raise _Unknown
+            self.carry(value)
+        elif attributes[0] not in ("value", "name"):
             raise _Unknown
-        self.parts.append(type(value))
+        self.parts.append(kind)
         self.parts.append(value.name)
         self.value(value.value, (), False)
 
@@ -468,6 +527,20 @@ class _Walk:
         return of_class
 
 
+@functools.lru_cache(256)
+def _users_classes(kind: type) -> tuple[type, ...]:
+    """Of its bases, those that are neither torch's nor Python's: they may have anything."""
+    return tuple([base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins", "enum")])
+
+
+@functools.lru_cache(256)
+def _has_plain_operators(kind: type) -> bool:
+    """Whether those of a class of enumerations, a call among them, are none of the user's."""
+    held = [(name, value) for base in _users_classes(kind) for name, value in vars(base).items() if name.startswith("__") and name not in _OF_MAKING]
+    return not any([type(value) is types.FunctionType and value.__module__ != "enum" for _, value in held])
+
+
+_OF_MAKING = {"__new__", "__init__", "__init_subclass__", "__repr__", "__str__", "__format__"}
 _PLAIN_ATTRIBUTES = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
 
 
@@ -549,6 +622,8 @@ class _PathWalk(_Walk):
         if attributes or value in _trusted:
             return super().function(value, attributes, captured)
         self.again(value)
+        if value.__dict__:
+            self.carry(value)
         code = _code_of(value.__code__)
         if not code.known or code.writes or len(self.parts) > MAX_PARTS:
             raise _Unknown
@@ -597,8 +672,9 @@ _READING = {"get", "keys", "values", "items", "index", "count", "copy"}  # metho
 
 _Handler = Callable[[_Walk, Any, "tuple[str, ...]", bool], None]
 _EXACT: dict[type, _Handler] = {
-    **{kind: _Walk.number for kind in (bool, int, str, bytes, complex, range, type(None), type(Ellipsis))},
+    **{kind: _Walk.number for kind in (bool, int, str, bytes, range, type(None), type(Ellipsis))},
     float: _Walk.real,
+    complex: _Walk.complex_,
     tuple: _Walk.sequence,
     list: _Walk.sequence,
     dict: _Walk.mapping,
@@ -661,6 +737,7 @@ def key_of(functions: Iterable[Any], tensors: type | None = None) -> Key | None:
                 walk.value(as_called(function))
             else:  # a function, an expression, a text or None: called as it is
                 handle(walk, function, (), True)
+        walk.finish()
     except (_Unknown, RecursionError):
         return None
     return Key(tuple(walk.parts), walk.arrays, walk.expressions)
@@ -682,6 +759,7 @@ def number_key_of(functions: Iterable[Any], tensors: type | None = None) -> Numb
             walk.numbers = {}
             walk.value(as_called(function))
             numbers.append(walk.numbers)
+        walk.finish()
     except (_Unknown, RecursionError, ValueError):
         return None
     return NumberKey(tuple(walk.parts), walk.arrays, numbers, walk.codes)

@@ -13,8 +13,8 @@ import operator
 import types
 from typing import Any, Callable, Mapping, NoReturn
 
-from . import _core, questions
-from ._core import Expr, Type
+from . import questions
+from ._core import Expr
 
 Path = tuple[Any, ...]  # how a number is reached from a function, see guards.number_key_of
 MOST_CONSTANTS = 4  # programs that a function's changing numbers make before they become scalars
@@ -26,19 +26,55 @@ class NeedsValue(TypeError):
     """Something that a Number has not while its function is traced."""
 
 
-class Number:
-    """A Python float or int that is read at run time."""
+Rule = Callable[[Mapping[Any, "float | int"]], "float | int"]  # of the numbers of a call, by where they are
 
-    def __init__(self, expr: Expr):
-        self._expr = expr
+
+def _kind_of(value: float | int) -> tuple[Any, ...]:
+    """What a program may have been made by: the type; of an integer whether it has 32 or 64 bits, and whether it may be a divisor."""
+    if type(value) is float:
+        return (float,)
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        found = f"{type(value).__name__} {value}"
+        raise questions.refused(NeedsValue(f"a number that changes from call to call: found {found}; expected a float or an int of 64 bits"))
+    return int, -(1 << 31) <= value < 1 << 31, value == 0
+
+
+class Computed:
+    """A number that a program reads at run time, as each call computes it."""
+
+    def __init__(self, rule: Rule, value: float | int):
+        self._rule, self._kind = rule, _kind_of(value)
+
+    def __call__(self, numbers: Mapping[Any, float | int]) -> float | int | None:
+        """None where it is of another kind now."""
+        try:
+            value = self._rule(numbers)
+            return value if _kind_of(value) == self._kind else None
+        except (NeedsValue, ArithmeticError):
+            return None
+
+
+class Number:
+    """A Python float or int that changes from call to call. What is computed of such numbers alone is computed by Python in each call; where the result
+    meets a symbol it is read at run time. read: makes the read of one."""
+
+    def __init__(self, value: float | int, rule: Rule, read: Callable[["Number"], Expr]):
+        self.value, self.rule, self.read = value, rule, read
 
     def __score__(self) -> Expr:
-        return self._expr
+        return self.read(self)
+
+    def computed(self) -> Computed:
+        return Computed(self.rule, self.value)
 
     @property
     def stand_in(self) -> float | int:
         """A number of this type, for what asks for types alone."""
-        return 1 if self._expr.type == Type.integer else 1.0
+        return type(self.value)(1)
+
+    def is_long(self) -> bool:
+        """Whether it is an integer of more than 32 bits."""
+        return self.computed()._kind[:2] == (int, False)
 
     def _needs_value(self, *_: Any) -> NoReturn:
         raise questions.refused(NeedsValue("a number that changes from call to call has no value while a function is traced"))
@@ -63,25 +99,25 @@ def _install() -> None:
         setattr(Number, f"__{name}__", forward)
         setattr(Number, f"__r{name}__", reflected)
 
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
         binary(getattr(operator, name), name)
-    setattr(Number, "__neg__", lambda self: Number(-self._expr))
-    setattr(Number, "__pos__", lambda self: self)
-    setattr(Number, "__abs__", lambda self: Number(_core.abs(self._expr)))
+    for name in ("neg", "pos", "abs"):
+        setattr(Number, f"__{name}__", lambda self, fn=getattr(operator, name): _of(self, fn, self.rule, fn(self.value)))
 
 
 def _combined(fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    exprs = []
-    for value in (a, b):
-        if isinstance(value, Number):
-            exprs.append(value._expr)
-        elif type(value) in (int, float):
-            exprs.append(_core.constant(value))
-        elif isinstance(value, Expr):
-            return fn(*[x._expr if isinstance(x, Number) else x for x in (a, b)])
-        else:
-            return NotImplemented
-    return Number(fn(*exprs))
+    if any([isinstance(value, Expr) for value in (a, b)]):
+        return fn(*[value.__score__() if isinstance(value, Number) else value for value in (a, b)])
+    if any([type(value) not in (int, float, Number) for value in (a, b)]):
+        return NotImplemented
+    left, right = [value.rule if type(value) is Number else lambda _, value=value: value for value in (a, b)]
+    number = a if type(a) is Number else b
+    values = [value.value if type(value) is Number else value for value in (a, b)]
+    return Number(fn(*values), lambda numbers: fn(left(numbers), right(numbers)), number.read)
+
+
+def _of(number: Number, fn: Callable[[Any], Any], rule: Rule, value: float | int) -> Number:
+    return Number(value, lambda numbers: fn(rule(numbers)), number.read)
 
 
 _install()

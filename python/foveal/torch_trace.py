@@ -372,6 +372,20 @@ def _nan_to_num(input: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = No
     return _core.where(found == math.inf, posinf, _core.where(found == -math.inf, neginf, found))
 
 
+def _divided(fn: Callable[[Any, Any], Any]) -> Meaning:
+    """An integer by 0 is an error in torch, which meta tensors do not show."""
+    by = binary(fn)
+
+    def meaning(call: Call) -> Any:
+        divisor = [*call.args, *call.kwargs.values()][1]
+        number = divisor.value if isinstance(divisor, Number) else divisor
+        if type(number) is int and number == 0 and not call.result.dtype.is_floating_point:
+            raise call.refuse("an integer divided by 0")
+        return by(call)
+
+    return meaning
+
+
 def _power(call: Call) -> Any:
     """The exponent stays a Python number where it is one: integers have no other powers."""
 
@@ -451,11 +465,11 @@ _TABLE: dict[str, Meaning] = {
     "divide": elementwise(lambda input, other, *, rounding_mode=None: _div(input, other, rounding_mode), 2),
     "true_divide": binary(_div),
     "truediv": binary(_div),
-    "floor_divide": binary(formulas.floor_divide),
-    "floordiv": binary(formulas.floor_divide),
-    "remainder": binary(formulas.remainder),
-    "mod": binary(formulas.remainder),
-    "fmod": binary(formulas.fmod),
+    "floor_divide": _divided(formulas.floor_divide),
+    "floordiv": _divided(formulas.floor_divide),
+    "remainder": _divided(formulas.remainder),
+    "mod": _divided(formulas.remainder),
+    "fmod": _divided(formulas.fmod),
     "pow": _power,
     "float_power": binary(_core.pow),
     "maximum": binary(_core.maximum),
@@ -857,7 +871,7 @@ class TorchTracer(CallTracer):
 
     def dtype_of_operands(self, call: Call, given: Sequence[Any]) -> torch.dtype:
         dtype: torch.dtype = call.result.dtype
-        if dtype == torch.bool and len(given) == 2 and any([type(value) is int for value in given]):  # a comparison
+        if dtype == torch.bool and len(given) == 2 and any([type(value) is int or isinstance(value, Number) for value in given]):  # a comparison
             return torch.result_type(*[_meta_of(value) for value in given])
         return dtype
 

@@ -18,7 +18,7 @@ from typing import Any, Callable, ClassVar, Iterator, Sequence
 
 from . import _core, arrays, formulas, guards, masks, numpy_on_symbols, questions
 from ._core import Expr, Param, Type
-from .numbers import Number
+from .numbers import Computed, Number, Rule
 
 MAX_UNROLL = 1024  # elements of Symbols: a score of more reads than this per pair is not attention any more
 
@@ -479,7 +479,8 @@ class Tracer:
     arrays: list[Any] = field(default_factory=list)
     params: list[Param] = field(default_factory=list)
     own_names: dict[str, str] = field(default_factory=dict)  # of parameters, no other trace has them -> those of the description
-    numbers: int = 0  # that are read at run time
+    numbers: list[tuple[Any, Number]] = field(default_factory=list)  # that are read at run time, each in an array
+    sources: dict[int, Computed] = field(default_factory=dict)  # of the elements of these arrays, by their identities
     over: bool = False  # the functions have returned
     saw_values: bool = False  # elements of arrays that may change have become constants: the trace is good for one call
 
@@ -522,17 +523,25 @@ class Tracer:
         """What an array of this shape has under this name."""
         return math.prod(shape)
 
-    def number(self, value: float | int) -> Number:
-        """Stands for a Python number while tracing, and is read when the program runs."""
-        self.numbers += 1
-        return Number(self.param(self.scalar(value), f"number{self.numbers - 1}").read([]))
+    def number(self, value: float | int, rule: Rule) -> Number:
+        """Stands for a Python number while tracing, and is read when the program runs. rule: how each call computes it."""
+        return Number(value, rule, self._read_number)
+
+    def _read_number(self, number: Number) -> Expr:
+        array = next((array for array, known in self.numbers if known is number), None)
+        if array is None:
+            computed = number.computed()  # refuses what has no array
+            array = self.scalar(number.value)
+            self.numbers.append((array, number))
+            self.sources[id(array)] = computed
+        return self.param(array, f"number{len(self.numbers) - 1}").read([])
 
     def param(self, array: Any, called: str | None = None) -> Param:
         """That stands for an array, and what the description calls it where the user does not."""
         for known, param in zip(self.arrays, self.params):
             if known is array:
                 return param
-        called = called or f"p{len(self.params) - self.numbers}"
+        called = called or f"p{len(self.params) - len(self.sources)}"
         name = f"{called}{_OF_TRACE}{next(_traces)}"
         self.own_names[name] = called
         return self.given(name, array)

@@ -149,6 +149,22 @@ def test_a_mask_that_is_changed_in_place_counts_anew():
     torch.testing.assert_close(second, foveal.torch.flex_attention(q, q[:, :, 16:], q[:, :, 16:]))
 
 
+@pytest.mark.parametrize("how", ["data", "swap", "set"])
+def test_lists_with_other_memory_count_anew(how):
+    q = torch.randn(1, 1, 32, 8)
+    block_mask = BlockMask.from_kv_blocks(torch.ones(1, 1, 2, dtype=torch.int32), torch.zeros(1, 1, 2, 2, dtype=torch.int32), BLOCK_SIZE=16)
+    foveal.torch.flex_attention(q, q, q, block_mask=block_mask)
+    other = torch.ones_like(block_mask.kv_indices)
+    if how == "data":
+        block_mask.kv_indices.data = other
+    elif how == "swap":
+        torch.utils.swap_tensors(block_mask.kv_indices, other)
+    else:
+        block_mask.kv_indices.set_(other)
+    found = foveal.torch.flex_attention(q, q, q, block_mask=block_mask)
+    torch.testing.assert_close(found, foveal.torch.flex_attention(q, q[:, :, 16:], q[:, :, 16:]))
+
+
 def test_inside_compiled_code():
     num_blocks, indices, _ = random_lists(1, 1, 4, 4)
     block_mask = BlockMask.from_kv_blocks(num_blocks, torch.where(indices > 4, 0, indices), BLOCK_SIZE=16)

@@ -282,3 +282,77 @@ def test_a_number_that_is_reached_in_two_ways():
         return fn
 
     programs(make, [0.1 * n for n in range(20)], most=20)
+
+
+# What Python computes of numbers has its digits and its range, whatever the type of q: by what, and of which values.
+COMPUTED = {
+    "digits that cancel": (lambda c: (c - 1.0) * 1e7, [1.0 + n * 1e-9 for n in range(1, 9)]),
+    "a range beyond float32": (lambda c: c * 1e200 * 1e-200, [float(n) for n in range(1, 9)]),
+    "large integers": (lambda c: c / 3 * 3 - c + 1, [10**9 + n for n in range(8)]),
+    "integers beyond 64 bits": (lambda c: c * c * c // 10**18 % 7 + 1, [10**9 + n * 10**7 for n in range(8)]),
+    "a generator of random numbers": (lambda c: (c * 6364136223846793005 + 1) % 2**64 / 2**64, [10**9 + n for n in range(8)]),
+    "powers": (lambda c: c**2 - c**0.5, [float(n) for n in range(1, 9)]),
+    "signs": (lambda c: abs(-c) + +c, [float(n) for n in range(-4, 4)]),
+    "another type": (lambda c: c // 2 + 0.5 * c, [1.0, 2, 3.0, 4, 5.0, 6, 7.0, 8]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_numbers_of_numbers_are_pythons(name, dtype):
+    compute, values = COMPUTED[name]
+    x = q.to(dtype)
+    for value in values * 2:
+        found = foveal.torch.attention(x, x, x, (lambda c: lambda s, b, h, i, j: s * compute(c))(value))
+        torch.testing.assert_close(found, foveal.torch.attention(x, x, x, foveal.score * float(compute(value))), rtol=1e-6, atol=1e-6)
+
+
+def test_numbers_of_numbers_make_few_programs():
+    make = lambda c: lambda s, b, h, i, j: s * (c * c + 1) / (2 * c + 0.5) + (c + 1) * i  # noqa: E731
+    programs(make, [0.25 * n for n in range(1, 40)])
+
+
+FAILING = {
+    "/": (lambda c: 1 / (c - 9), 9),
+    "//": (lambda c: 7 // (c - 9), 9),
+    "%": (lambda c: 7 % (c - 9), 9),
+    "**": (lambda c: 2.0 ** (c * 10**4), 1),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_errors_of_numbers_are_pythons(name):
+    compute, wrong = FAILING[name]
+    make = lambda c: lambda s, b, h, i, j: s * compute(c)  # noqa: E731
+    for value in range(-8, 0):
+        foveal.torch.attention(q, q, q, make(value))
+    with pytest.raises(ArithmeticError):
+        foveal.torch.attention(q, q, q, make(wrong))
+    foveal.torch.attention(q, q, q, make(-20))
+
+
+@pytest.mark.parametrize("divide", [lambda i, c: i % c, lambda i, c: i // c, torch.fmod], ids=["%", "//", "fmod"])
+def test_integers_are_not_divided_by_0(divide):
+    make = lambda c: lambda s, b, h, i, j: s + divide(i, c)  # noqa: E731
+    for value in range(1, 9):
+        foveal.torch.attention(q, q, q, make(value))
+    for _ in range(2):
+        with pytest.raises((NotImplementedError, ValueError), match="divided by"):
+            foveal.torch.attention(q, q, q, make(0))
+    programs(lambda c: lambda s, b, h, i, j: s + i % c, range(1, 9), most=12)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+@pytest.mark.parametrize("fn", ["<", "==", "%", "+"])
+def test_numbers_beside_narrow_integers_wrap_as_constants_do(fn, dtype):
+    row = torch.arange(6).to(dtype)
+    compute = {"<": lambda x, c: x < c, "==": lambda x, c: x == c, "%": lambda x, c: x % c, "+": lambda x, c: x + c}[fn]
+    for value in (1, 2, 3, 4, 5, 6, 7, 3 << 30, -(3 << 30) + 1, 1 << 32, 8):
+        make = lambda c: lambda s, b, h, i, j: torch.where(compute(row[i], c) > 3, s, -s)  # noqa: E731
+        try:
+            wanted = expected(make(value))
+        except (RuntimeError, ArithmeticError):  # more than this type holds
+            with pytest.raises((RuntimeError, NotImplementedError, ValueError)):
+                foveal.torch.attention(q, k, v, make(value))
+            continue
+        torch.testing.assert_close(foveal.torch.attention(q, k, v, make(value)), wanted)

@@ -556,6 +556,76 @@ def size_made_of_an_element():
     return lambda s, b, h, i, j: s * torch.arange(t).size(0), lambda: t.fill_(3)
 
 
+def scale_of(owner):
+    return owner.scale
+
+
+class Weighed(enum.Enum):
+    ONE = 1
+
+    def __init__(self, _):
+        self.scale = 2.0
+
+
+class OfClass(torch.Tensor):
+    scale = 2.0
+
+
+class Doubled(enum.Enum):
+    ONE = 1
+
+    def __add__(self, other):
+        return GLOBAL + other
+
+
+def handed_on(name, make, read=scale_of, owner_of=lambda owner: owner):
+    """An attribute of something that the score hands to another function, or has under another name."""
+
+    def case():
+        owner = make()
+        owner_of(owner).scale = 2.0
+        return lambda s, b, h, i, j: s * read(owner), lambda: setattr(owner_of(owner), "scale", 3.0)
+
+    SOURCES[f"handed_on_{name}"] = case
+
+
+handed_on("tensor", lambda: torch.zeros(1))
+handed_on("parameter", lambda: torch.nn.Parameter(torch.zeros(1)))
+handed_on("function", lambda: lambda x: x)
+handed_on("enum_member", lambda: Weighed.ONE)
+handed_on("class_of_a_tensor", lambda: torch.zeros(1).as_subclass(OfClass), owner_of=lambda _: OfClass)
+handed_on("in_a_list", lambda: [torch.zeros(1)], lambda held: held[0].scale, lambda held: held[0])
+handed_on("in_a_dict", lambda: {"a": lambda x: x}, lambda held: held["a"].scale, lambda held: held["a"])
+handed_on("by_name", lambda: torch.zeros(1), lambda owner: operator.attrgetter("scale")(owner))
+handed_on("owner_of_a_method", lambda: types.MethodType(lambda self: 1, Config()), lambda method: method.__self__.scale, lambda method: method.__self__)
+
+
+@source
+def attribute_of_all_tensors():
+    t = torch.zeros(1)
+    torch.Tensor.scale = 2.0
+    return lambda s, b, h, i, j: s * t.scale, lambda: setattr(torch.Tensor, "scale", 3.0)
+
+
+@source
+def function_added_to_all_tensors():
+    t = torch.zeros(1)
+    torch.Tensor.scale = lambda self: GLOBAL
+    return lambda s, b, h, i, j: s * t.scale(), lambda: set_global("GLOBAL", 3.0)
+
+
+@source
+def operator_of_an_enum_member():
+    kind = Doubled.ONE
+    return lambda s, b, h, i, j: s * (kind + 0), lambda: set_global("GLOBAL", 3.0)
+
+
+@source
+def sign_of_a_complex_zero():
+    held = [complex(0.0, 0.0)]
+    return lambda s, b, h, i, j: s * (2.5 - math.copysign(0.5, held[0].imag)), lambda: operator.setitem(held, 0, complex(0.0, -0.0))
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_change_is_seen(name):
     before = {key: globals().get(key) for key in ("GLOBAL", "max")}
@@ -571,6 +641,7 @@ def test_a_change_is_seen(name):
         ) else None
     finally:
         torch.set_default_dtype(torch.float32)
+        torch.Tensor.__dict__.get("scale") is None or delattr(torch.Tensor, "scale")
         GLOBAL_LIST[0] = 2.0
         GLOBAL_TENSOR.fill_(2.0)
         for key, value in before.items():
@@ -644,6 +715,78 @@ def test_a_function_that_writes_into_what_it_captures_runs_on_every_call(write):
 
     for expected in (2.0, 4.0, 8.0):
         torch.testing.assert_close(out(score_mod), scaled(expected), rtol=0, atol=1e-14)
+
+
+def turned_nonlocal():
+    odd = False
+
+    def score_mod(s, b, h, i, j):
+        nonlocal odd
+        odd = not odd
+        return s * (2.0 if odd else 3.0)
+
+    return score_mod
+
+
+def turned_item():
+    held = [0]
+
+    def score_mod(s, b, h, i, j):
+        held[0] = 1 - held[0]
+        return s * (3.0 - held[0])
+
+    return score_mod
+
+
+def turned_by_a_method():
+    order = [2.0, 3.0]
+
+    def score_mod(s, b, h, i, j):
+        order.reverse()
+        return s * order[1]
+
+    return score_mod
+
+
+def turned_by_operator():
+    held = {"at": 0}
+
+    def score_mod(s, b, h, i, j):
+        operator.setitem(held, "at", 1 - held["at"])
+        return s * (3.0 - held["at"])
+
+    return score_mod
+
+
+def turned_attribute():
+    config = Config()
+
+    def score_mod(s, b, h, i, j):
+        config.own = 5.0 - config.own
+        return s * (5.0 - config.own)
+
+    return score_mod
+
+
+@pytest.mark.parametrize("make", [turned_nonlocal, turned_item, turned_by_a_method, turned_by_operator, turned_attribute])
+def test_what_a_function_turns_back_and_forth_is_turned_on_every_call(make):
+    score_mod = make()
+    for expected in (2.0, 3.0) * 4:
+        torch.testing.assert_close(out(score_mod), scaled(expected), rtol=0, atol=1e-14)
+
+
+def test_a_function_that_fills_a_cache_of_its_own_is_traced_twice(monkeypatch):
+    cache = {}
+
+    def score_mod(s, b, h, i, j):
+        if "scale" not in cache:
+            cache["scale"] = 2.0
+        return s * cache["scale"]
+
+    for _ in range(2):
+        torch.testing.assert_close(out(score_mod), scaled(2.0), rtol=0, atol=1e-14)
+    monkeypatch.setattr(foveal.describe, "describe", None)
+    torch.testing.assert_close(out(score_mod), scaled(2.0), rtol=0, atol=1e-14)
 
 
 # ---- what has not changed is not traced again ----

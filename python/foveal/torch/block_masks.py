@@ -74,7 +74,8 @@ _known: weakref.WeakKeyDictionary[Any, tuple[list[Any], Mask | None]] = weakref.
 
 def _state(block_mask: torch_flex.BlockMask, batch: int, heads: int) -> list[Any]:
     lists = (block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
-    versions = [None if t is None else object() if t.is_inference() else t._version for t in lists]  # inference tensors do not tell
+    # Inference tensors do not tell; .data = and swap_tensors() leave the version as it is.
+    versions = [None if t is None else object() if t.is_inference() else (t._version, t.data_ptr()) for t in lists]
     reads = key_of((block_mask.mask_mod,), TorchTracer.tensors)  # None: it is not known when what mask_mod reads changes
     says = object() if reads is None else reads.parts
     return [*lists, *versions, block_mask.mask_mod, says, tuple(block_mask.BLOCK_SIZE), tuple(block_mask.seq_lengths), batch, heads]
