@@ -382,10 +382,13 @@ def distributed():
     machines = collections.defaultdict(lambda: collections.defaultdict(dict))
     for row in rows_of("*-distributed"):
         name, _, _, heads, tokens, *_ = row["case"].split()
-        machines[row["gpus"], row["machine"], row["nccl"], row["torch"], row["commit"]][row["name"], tokens[1:], heads[1:]][name, row["contender"]] = row
+        machines[row["gpus"], row["machine"], row["nccl"], row["torch"]][row["name"], tokens[1:], heads[1:]][name, row["contender"]] = row
     tables = []
-    for (gpus, machine, nccl, torch, commit), cases in machines.items():
-        lines = [f"{gpus} x {machine}, bf16, head dim 128, NCCL {nccl}, torch {torch}, commit `{commit}`, ms:", "",
+    for (gpus, machine, nccl, torch), cases in machines.items():
+        commits = collections.Counter(row["commit"] for found in cases.values() for row in found.values())
+        first, *others = [f"`{commit}`" for commit, _ in commits.most_common()]
+        also = f" (torch's times{' and scores that are not in its run' if others else ''}: {', '.join(others)})" if others else ""
+        lines = [f"{gpus} x {machine}, bf16, head dim 128, NCCL {nccl}, torch {torch}, commit {first}{also}, ms:", "",
                  "| mask or score | tokens | heads | forward | from rest | efficiency | torch | forward and backward | from rest | efficiency | torch |",
                  "|---|---|---|---|---|---|---|---|---|---|---|"]
         for words, found in cases.items():

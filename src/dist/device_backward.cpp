@@ -134,11 +134,11 @@ class BackwardPass : DevicePass {
     for (std::size_t of = 0; of < plans_.order.kept.size(); ++of) begin_kept(of);
     if (uses_side) params_.prepare(Lane::side), buffers_.fork();
     for (const PartLaunch& launch : launches) ++gradients_[launch.step].launches_left;
-    const auto last_received = std::find_if(launches.rbegin(), launches.rend(), [](const PartLaunch& l) { return l.step > 0; });
+    const std::size_t last_received = uses_side ? long_received_launch() : launches.size();
     for (std::size_t number = 0; number < launches.size(); ++number) {
       const std::size_t step = launches[number].step;
       // Own keys that are left wait for it to begin: no priority takes a multiprocessor from their CTAs, and they hide the return of its dk and dv.
-      if (uses_side && last_received != launches.rend() && &launches[number] == &*last_received) buffers_.join();
+      if (number == last_received) buffers_.join();
       const DeviceBuffers::OnLane on(buffers_, uses_side && step > 0 ? Lane::side : Lane::caller);
       if (launches[number].closed.empty()) {
         arrive(keys_[step]);
@@ -173,6 +173,20 @@ class BackwardPass : DevicePass {
     const auto meets_rows_alone = [&](const PartLaunch& l) { return !dq_.data || l.kept >= 0 || !l.closed.empty(); };
     return request_.returns_early && !c_.transport->ranks_share_gpus() && c_.attention.determinism != Determinism::reproducible &&
            !std::all_of(launches.begin(), launches.end(), is_own) && std::all_of(launches.begin(), launches.end(), meets_rows_alone);
+  }
+
+  /// The last launch of received keys, if all of them occupy the GPU for several rounds; own launches fill what shorter ones leave idle.
+  std::size_t long_received_launch() const {
+    constexpr std::int64_t task_keys = 128, rounds = 2;
+    const std::vector<PartLaunch>& launches = plans_.order.launches;
+    std::size_t last = launches.size();
+    for (std::size_t number = 0; number < launches.size(); ++number) {
+      if (launches[number].step == 0) continue;
+      const std::int64_t tasks = launches[number].segment.kv_rows / task_keys * heads(true).size() * c_.batch();
+      if (tasks < rounds * cuda::driver::device_facts(buffers_.device().index).multiprocessors) return launches.size();
+      last = number;
+    }
+    return last;
   }
 
   PartCall part_call(std::size_t number) const {

@@ -91,17 +91,22 @@ void add_sends(const Workload& w, const Machine& machine, ContextPlan& plan, int
       members == 1 ? 0
                    : transfer_ns(plan.q.tokens(rank) * (members - 1) * (row.q + row.out) * w.element_bytes, machine.host_mbytes) +
                          machine.exchange_ns;
+  // The first rows that are computed need all keys, and wait for the last of them.
+  const std::int64_t forward_work = work_ns(load.work, w, machine.forward_gflops, false);
+  const std::int64_t rows = std::max<std::int64_t>(load.tokens_q * members * w.batch * w.heads_q / members, 1);
+  const std::int64_t of_first_rows = forward_work / rows * std::min(machine.rows_at_a_time, rows);
+  const std::int64_t first_rows_ns = std::max<std::int64_t>(0, std::min(std::max(load.forward_ns, send_ns), forward_work) - of_first_rows);
   const bool network = plan.ranks > machine.ranks_per_host;
   const std::int64_t latency = load.peers == 0 ? 0 : network ? machine.network_latency_ns : machine.host_latency_ns;
   const std::int64_t steps = load.peers == 0 ? 0 : plan.remote_steps * machine.step_ns;
   const std::int64_t launches = (load.launches - 1) * machine.launch_ns;  // a backward pass makes one for own keys and one for others'
-  load.forward_ns =
-      std::max({work_ns(load.work, w, machine.forward_gflops, false), load.forward_ns, send_ns}) + latency + steps + exchange + launches;
+  load.forward_ns = std::max({forward_work, load.forward_ns, send_ns}) + latency + steps + exchange + launches;
   load.backward_ns = std::max({work_ns(load.work, w, w.heads_q > w.heads_kv ? machine.grouped_gflops : machine.backward_gflops, true),
                                load.backward_ns, 3 * send_ns}) +
                      latency + steps + 2 * exchange + 2 * launches;
-  load.forward_beside_ns = load.peers > 0 ? machine.begin_ns : 0;
-  load.backward_beside_ns = load.forward_beside_ns + rows_ns(w, machine, load, members);
+  load.forward_beside_ns = load.backward_beside_ns = load.peers > 0 ? machine.begin_ns : 0;
+  load.forward_beside_ns += first_rows_ns;
+  load.backward_beside_ns += rows_ns(w, machine, load, members);
 }
 
 /// Of a shard: one for each chunk, but for neighbours that are whole sequences.

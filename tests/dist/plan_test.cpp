@@ -290,36 +290,43 @@ Machine one_host(int ranks) {
   return machine;
 }
 
-/// Against what two H100s took, and one of them (bench/results).
+/// Against what two H100s and four H200s took, and one of them (bench/results).
 TEST(ContextPlan, PredictsWhatWasMeasured) {
-  std::ifstream file(std::string(FOVEAL_SOURCE_DIR) + "/bench/results/h100x2-distributed.jsonl");
-  std::map<std::string, double> forward_ms;  // by case and contender
   int judged = 0, weighed = 0;
-  for (std::string text; std::getline(file, text);) {
-    const nlohmann::json row = nlohmann::json::parse(text);
+  std::map<std::string, nlohmann::json> rows;  // of several alike the last counts
+  for (const char* name : {"h100x2", "h200x4"}) {
+    std::ifstream file(std::string(FOVEAL_SOURCE_DIR) + "/bench/results/" + name + "-distributed.jsonl");
+    for (std::string text; std::getline(file, text);) {
+      const nlohmann::json row = nlohmann::json::parse(text);
+      rows[name + row["case"].get<std::string>() + row["contender"].get<std::string>()] = row;
+    }
+  }
+  for (const auto& [key, row] : rows) {
     const std::string contender = row["contender"], name = row["name"], words = row["case"];
+    const int gpus = row["gpus"];
     if (contender == "torch" || (name != "causal" && name != "window"))
       continue;  // scores take longer than plain attention: plans do not know
-    const bool both = words.starts_with("both ");
     const std::string sizes = words.substr(words.find(' ') + 1, words.rfind(' ') - words.find(' ') - 1);
+    // The rates are those of H100s. At 8k tokens a rank of four is done before its host has made all launches.
+    if (gpus > 2 && (contender != "foveal" || sizes.find(" q8192 ") != std::string::npos)) continue;
+    const bool both = words.starts_with("both ");
     double ms = row["ms"];
-    if (both) {
-      ms -= forward_ms.at(sizes + name + contender);
-    } else {
-      forward_ms[sizes + name + contender] = ms;
-    }
+    if (both) ms -= rows.at(key.substr(0, 6) + "forward" + key.substr(10))["ms"].get<double>();
     const Case c("forward " + sizes + " mask=\"causal()" + (name == "window" ? " & window(4096)\"" : "\""));
-    const ContextPlan plan = make_plan(c.workload, {.ranks = contender == "foveal" ? 2 : 1});
+    const ContextPlan plan = make_plan(c.workload, {.ranks = contender == "foveal" ? gpus : 1});
     const double predicted = static_cast<double>(both ? plan.backward_ns() : plan.forward_ns()) * 1e-6;
-    EXPECT_NEAR(predicted / ms, 1, 0.1) << words << ' ' << contender << ": " << predicted << " ms predicted, " << ms << " measured";
+    EXPECT_NEAR(predicted / ms, 1, 0.1) << gpus << " GPUs, " << words << ' ' << contender << ": " << predicted << " ms predicted, " << ms
+                                        << " measured";
     ++judged;
     if (!row.contains("buffers_gb")) continue;  // of the first rank, which keeps those of both passes
+    if (gpus > 2 && c.workload.heads_q > c.workload.heads_kv)
+      continue;  // a launch may have sums of its own for grouped heads (launch/group_sums.h)
     const double planned = static_cast<double>(plan.loads[0].forward_device_memory + plan.loads[0].backward_device_memory) * 1e-9;
     EXPECT_NEAR(planned / row["buffers_gb"].get<double>(), 1, 0.05) << words << ": " << planned << " GB planned";
     ++weighed;
   }
-  EXPECT_GE(judged, 28);
-  EXPECT_GE(weighed, 7);
+  EXPECT_GE(judged, 38);
+  EXPECT_GE(weighed, 11);
 }
 
 TEST(ContextPlan, CausalWorkIsEven) {
