@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 
 #include "base/check.h"
 #include "dist/agreement.h"
@@ -27,9 +28,11 @@ problem::Problem whole_problem(const Attention& attention, const WholeShapes& s,
     outputs.out = shape_only(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.head_dim_v});
     outputs.lse = shape_only(statistics, {s.batch, s.heads_q, s.seqlen_q});
   } else {
+    constexpr std::int64_t most_tokens = std::numeric_limits<std::int32_t>::max();
     std::int64_t q = 0, kv = 0, longest_q = 0, longest_kv = 0;
     for (const auto& [of_q, of_kv] : s.lengths) {
       FOVEAL_CHECK(of_q >= 0 && of_kv >= 0, "lengths: ", of_q, " and ", of_kv, "; expected 0 or more");
+      FOVEAL_CHECK(of_q <= most_tokens - q && of_kv <= most_tokens - kv, "lengths: more than 2^31 tokens");
       q += of_q, kv += of_kv, longest_q = std::max(longest_q, of_q), longest_kv = std::max(longest_kv, of_kv);
     }
     inputs.q = shape_only(s.dtype, {q, s.heads_q, s.head_dim});

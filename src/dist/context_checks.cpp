@@ -73,9 +73,9 @@ void add_rng(Agreement& agreement, const Context& c, const DropoutRng& rng) {
   if (c.attention.dropout_p == 0 || is_on_gpu(rng.state)) return agreement.add("rng (seed and offset)", 0, "a state on a GPU");
   std::uint64_t words[2] = {rng.seed, rng.offset};
   if (rng.state.present()) {
-    FOVEAL_CHECK(
-        rng.state.dtype == DType::i64 && rng.state.numel() == 2 && rng.state.data != nullptr && rng.state.device.kind == DeviceKind::cpu,
-        "rng.state: ", rng.state.describe(), "; expected i64[2] in host memory");
+    FOVEAL_CHECK(rng.state.dtype == DType::i64 && rng.state.rank == 1 && rng.state.sizes[0] == 2 && rng.state.strides[0] == 1 &&
+                     rng.state.data != nullptr && rng.state.device.kind == DeviceKind::cpu,
+                 "rng.state: ", rng.state.describe(), "; expected i64[2], contiguous, in host memory");
     std::memcpy(words, rng.state.data, sizeof words);
   }
   agreement.add("rng (seed and offset)", base::join("seed ", words[0], ", offset ", words[1]));

@@ -319,6 +319,46 @@ class Written {
   std::array<bool, slot_count> arenas_{};
 };
 
+/// The call as one of a context of one rank; its lengths are the context's.
+void run_in_context(Case& c, Bytes& bytes, const foveal_options* compute, Written& written) {
+  static foveal_ranks* const ranks = [] {
+    auto network = sized<foveal_network>();
+    network.size = 1;
+    foveal_ranks* made = nullptr;
+    foveal_ranks_of(&network, &made);
+    return made;
+  }();
+  auto options = sized<foveal_context_options>();
+  options.deal = bytes.one_of<const char*>({nullptr, "contiguous", "zigzag", "pieces", "none"});
+  options.machine = bytes.one_of<const char*>({nullptr, "network", "nvlink", "none"});
+  options.unit = bytes.once_in(4) ? bytes.wild() : bytes.pick(32);
+  if (bytes.once_in(8)) options.head_groups = static_cast<int32_t>(bytes.wild());
+  if (bytes.once_in(8)) options.remote_steps = static_cast<int32_t>(bytes.wild());
+  options.compute = compute;
+  foveal_context* context = nullptr;
+  if (foveal_context_create(ranks, &c.attention, &c.call, &options, &context) == FOVEAL_OK) {
+    char text[64];
+    foveal_context_explain(context, text, sizeof text);
+    foveal_context_tokens(context, static_cast<int32_t>(bytes.pick(3)) - 1, static_cast<int32_t>(bytes.pick(2)), nullptr);
+    if (bytes.once_in(2)) disturb(c, bytes);
+    c.call.cu_seqlens_q = c.call.cu_seqlens_kv = nullptr;
+    if (runs(c)) {
+      written.add(c);
+      foveal_context_run(context, &c.call, nullptr);
+    }
+  }
+  foveal_context_destroy(context);
+}
+
+void fill_views(Bytes& bytes) {
+  const int64_t sizes[] = {bytes.wild(), bytes.wild(), bytes.wild()};
+  foveal_tensor made[3];
+  void* const data = bytes.once_in(2) ? nullptr : arenas()[q].data();
+  const auto dtype = static_cast<int32_t>(bytes.pick(12));
+  foveal_contiguous(made, data, dtype, static_cast<int32_t>(bytes.pick(4)), sizes);
+  foveal_packed_qkv(made, data, dtype, sizes[0], sizes[1], sizes[2], bytes.once_in(2) ? bytes.wild() : 1);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -355,6 +395,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     written.add(c);
     foveal_run(&c.attention, &c.call, options, nullptr);
   }
+  if (bytes.once_in(16)) run_in_context(c, bytes, options, written);
+  if (bytes.once_in(64)) fill_views(bytes);
   for (const Arena& arena : arenas()) arena.check();
   return 0;
 }
