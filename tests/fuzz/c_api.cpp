@@ -288,16 +288,21 @@ bool quick(const foveal_call& call, const foveal_options& options) {
   return products <= most_products * head_dim;
 }
 
+constexpr long double most_elements = 1 << 15;
+
+/// Whether all of a tensor lies in its arena, so that it may be read.
+bool in_memory(const foveal_tensor* tensor) {
+  if (tensor == nullptr || tensor->data == nullptr) return true;
+  const Arena* arena = arena_of(tensor->data);
+  return arena != nullptr && fits(*tensor, *arena) && tensor->device_kind == FOVEAL_CPU && elements(*tensor) <= most_elements;
+}
+
 bool runs(const Case& c) {
-  constexpr long double most_elements = 1 << 15;
   for (const foveal_tensor* tensor :
        {c.call.q, c.call.k, c.call.v, c.call.out, c.call.lse, c.call.dout, c.call.dlse, c.call.dq, c.call.dk, c.call.dv,
         c.call.cu_seqlens_q, c.call.cu_seqlens_kv, c.call.block_table, c.call.seqlens_kv, c.call.dropout_state, c.params[0].tensor,
-        c.params[1].tensor, c.params[0].gradient, c.params[1].gradient}) {
-    if (tensor == nullptr || tensor->data == nullptr) continue;
-    const Arena* arena = arena_of(tensor->data);
-    if (arena == nullptr || !fits(*tensor, *arena) || tensor->device_kind != FOVEAL_CPU || elements(*tensor) > most_elements) return false;
-  }
+        c.params[1].tensor, c.params[0].gradient, c.params[1].gradient})
+    if (!in_memory(tensor)) return false;
   return quick(c.call, c.options);
 }
 
@@ -319,8 +324,11 @@ class Written {
   std::array<bool, slot_count> arenas_{};
 };
 
-/// The call as one of a context of one rank; its lengths are the context's.
+/// The call as one of a context of one rank, whose creation reads lengths and parameters, and takes time with the sizes.
 void run_in_context(Case& c, Bytes& bytes, const foveal_options* compute, Written& written) {
+  if (!runs(c)) return;
+  for (const foveal_tensor* tensor : {c.call.q, c.call.k, c.call.v})
+    if (tensor != nullptr && tensor->rank <= FOVEAL_MAX_RANK && elements(*tensor) > most_elements) return;
   static foveal_ranks* const ranks = [] {
     auto network = sized<foveal_network>();
     network.size = 1;
