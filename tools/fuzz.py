@@ -28,9 +28,11 @@ from foveal_bench import machine  # noqa: E402
 from foveal_bench.results import Rows  # noqa: E402
 
 LONGEST = 1024  # bytes of an input
-# Expressions: with --runs one part in ten takes inputs as long as that, the others short ones, of which a second sees five times as many.
-EXPRESSIONS, SHORT = ("line", "score"), 200
-PARTS = 20  # of the inputs of a target, with --runs
+EXPRESSIONS = ("line", "score")  # with a dictionary
+# With --runs one part in ten of these takes inputs as long as that, the others short ones: a second sees five times as many expressions, and a case of the
+# C interface takes no more bytes.
+SELDOM_LONG, SHORT = (*EXPRESSIONS, "c_api"), 200
+PARTS = 20  # of the inputs of a target, with --runs; as many as there are processes where these are more
 ATTEMPTS = 20  # at a part, each but the last ended by a finding
 SLOWEST = ["c_api", "line", "score"]  # the first of each round, so that no core waits for them at the end
 # Allocation stacks are slow; leaks and use after return are covered by other tests. Allocations may fail, which is reported as an error.
@@ -63,10 +65,10 @@ class Fuzzing:
         grown.mkdir(parents=True, exist_ok=True)
         log = findings / f"{target}-{part}.log"
         # Without entropic scheduling, whose bookkeeping is several times slower than these targets.
-        longest = SHORT if target in EXPRESSIONS and runs and int(part.partition(".")[0]) % 10 else LONGEST
+        longest = SHORT if target in SELDOM_LONG and runs and int(part.partition(".")[0]) % 10 else LONGEST
         command = [self.build / "tests" / "fuzz" / f"fuzz_{target}", grown, ROOT / "tests" / "fuzz" / "corpus" / target, f"-max_total_time={int(seconds)}",
                    f"-runs={runs or -1}", f"-max_len={longest}", "-timeout=20", "-rss_limit_mb=3000", "-malloc_limit_mb=-1", "-entropic=0", "-detect_leaks=0", "-reload=20",
-                   "-print_final_stats=1", f"-artifact_prefix={findings}/{target}-"]  # fmt: skip
+                   "-print_funcs=0", "-print_final_stats=1", f"-artifact_prefix={findings}/{target}-"]  # fmt: skip
         if target in EXPRESSIONS:
             command.append(f"-dict={ROOT / 'tests' / 'fuzz' / 'expressions.dict'}")
         begin = time.monotonic()
@@ -120,7 +122,7 @@ def main() -> int:
     limit = options.seconds if options.runs else options.seconds * len(targets) + 60
     fuzzing = Fuzzing(options.build.resolve(), time.monotonic() + limit)
     signal.signal(signal.SIGTERM, fuzzing.stop)
-    parts = PARTS if options.runs else 1
+    parts = max(PARTS, options.jobs) if options.runs else 1
     runs = -(-options.runs // parts) if options.runs else None
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for future in [pool.submit(fuzzing.part, target, part, runs, options.seconds) for part in range(parts) for target in targets]:

@@ -37,6 +37,7 @@ std::vector<Tensor> parse_safetensors(std::span<const std::byte> file, const std
   const Json header = Json::parse(text, text + length, nullptr, false);
   FOVEAL_CHECK(header.is_object(), source, ": the safetensors header is no JSON object");
   std::vector<Tensor> tensors;
+  std::uint64_t promised = 0;  // tensors that share their bytes would ask for more memory than any honest file of this size
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
     const std::string what = base::join(source, ": '", name, "'");
@@ -52,6 +53,8 @@ std::vector<Tensor> parse_safetensors(std::span<const std::byte> file, const std
       const auto begin = static_cast<std::uint64_t>(offsets[0]), end = static_cast<std::uint64_t>(offsets[1]);
       FOVEAL_CHECK(offsets[0] <= offsets[1] && end <= data.size(), what, ": reaches beyond the end of the file");
       FOVEAL_CHECK(end - begin == expected, what, ": ", end - begin, " bytes of data; its shape needs ", expected);
+      promised += expected;  // each is at most the file's size
+      FOVEAL_CHECK(promised <= data.size(), what, ": shares its bytes with other tensors; expected bytes of its own");
       const auto bytes = data.subspan(begin, expected);
       tensors.push_back({name, found->dtype, shape, {bytes.begin(), bytes.end()}});
     } catch (const Json::exception& error) {

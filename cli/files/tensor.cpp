@@ -1,11 +1,12 @@
 #include "files/tensor.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace foveal::cli {
 
 TensorView Tensor::view() {
-  FOVEAL_CHECK(shape.size() <= TensorView::max_rank, name, ": rank ", shape.size(), "; expected at most ", int{TensorView::max_rank});
   TensorView result;
   result.data = bytes.data();
   result.dtype = dtype;
@@ -26,12 +27,16 @@ Tensor make_tensor(std::string name, DType dtype, std::vector<std::int64_t> shap
 }
 
 std::uint64_t tensor_bytes(const std::string& what, DType dtype, const std::vector<std::int64_t>& shape) {
-  std::uint64_t bytes = size_of(dtype);
+  FOVEAL_CHECK(shape.size() <= TensorView::max_rank, what, ": rank ", shape.size(), "; expected at most ", int{TensorView::max_rank});
+  std::int64_t bytes = static_cast<std::int64_t>(size_of(dtype));
+  bool empty = false;
   for (const std::int64_t size : shape) {
     FOVEAL_CHECK(size >= 0, what, ": size ", size, "; expected none below 0");
-    FOVEAL_CHECK(!__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes), what, ": more bytes than 64 bits can count");
+    empty = empty || size == 0;
+    // Also where it is empty: strides are products of sizes.
+    FOVEAL_CHECK(!__builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes), what, ": more bytes than 64 bits can count");
   }
-  return bytes;
+  return empty ? 0 : static_cast<std::uint64_t>(bytes);
 }
 
 const std::vector<DTypeName>& dtype_names() {

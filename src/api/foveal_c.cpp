@@ -117,13 +117,14 @@ int foveal_packed_qkv(foveal_tensor qkv[3], void* data, int32_t dtype, int64_t b
     FOVEAL_CHECK(batch >= 0 && seqlen >= 0, "batch ", batch, ", seqlen ", seqlen, "; expected 0 or more");
     FOVEAL_CHECK(heads > 0 && channels > 0 && channels % heads == 0, "channels: ", channels, " with ", heads,
                  " heads; expected a multiple of heads");
-    int64_t elements = 3;
-    for (const int64_t size : {batch, seqlen, channels})
-      FOVEAL_CHECK(!__builtin_mul_overflow(elements, size, &elements), "qkv: more than 2^63 elements");
+    const auto width = static_cast<int64_t>(size_of(dtype_of(dtype)));
+    int64_t bytes = 3 * width;
+    for (const int64_t size : {batch, seqlen, channels})  // strides are products of sizes even where a tensor is empty
+      FOVEAL_CHECK(!__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes), "qkv: more than 2^63 bytes");
     const int64_t head_dim = channels / heads;
     for (int i = 0; i < 3; ++i) {
       char* first = static_cast<char*>(data);
-      if (first != nullptr) first += i * channels * static_cast<int64_t>(size_of(dtype_of(dtype)));
+      if (first != nullptr) first += i * channels * width;
       qkv[i] = {.data = first,
                 .dtype = dtype,
                 .device_kind = FOVEAL_CPU,
@@ -132,7 +133,6 @@ int foveal_packed_qkv(foveal_tensor qkv[3], void* data, int32_t dtype, int64_t b
                 .sizes = {batch, seqlen, heads, head_dim, 0, 0},
                 .strides = {seqlen * 3 * channels, 3 * channels, head_dim, 1, 0, 0}};
     }
-    dtype_of(dtype);
   });
 }
 

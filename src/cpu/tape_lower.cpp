@@ -238,8 +238,9 @@ NodeId Lowering::atom(ValueId id, NodeId node) {
 NodeId Lowering::integer_sum(ValueId id) {
   const Instr& instr = program_[id];
   const auto term = [&](std::size_t k) { return instr.arg[k] < 0 ? Linear{} : linear_[instr.arg[k]]; };
+  constexpr std::size_t most_terms = 32;  // sums are made anew from their terms: a longer one would take quadratic time
   const auto sum = scoring::sum_of(instr, term(0), term(1));
-  if (!sum) return atom(id, nodes_.make(TapeOp::mul_i, plain(instr.arg[0]), plain(instr.arg[1])));  // a product
+  if (!sum || sum->terms.size() > most_terms) return elementwise(id, false);
   linear_[id] = *sum;
   return this->sum(*sum);
 }
@@ -306,16 +307,17 @@ NodeId Lowering::sum(const Linear& linear) {
 
 // ---- constant factors ----
 
-/// value * factor, with the factor pushed to where it is cheapest: into constants, lower ranks and the scale of the dot products.
-NodeId Lowering::scaled(ValueId id, double factor, int depth) {
+/// value * factor, with the factor pushed to where it is cheapest: into constants, lower ranks and the scale of the dot products. `budget`: so
+/// many operations may still be repeated with the factor; values that are used more than once would become exponentially many.
+NodeId Lowering::scaled(ValueId id, double factor, int& budget) {
   const Instr& instr = program_[id];
   if (instr.op == Op::real_const) return nodes_.real(instr.real * factor, false);
   if (instr.op == Op::score) return raw_score(factor);
   const NodeId value = plain(id);
   if (factor == 1 && value != no_node) return value;
   const auto multiplied = [&] { return nodes_.make(TapeOp::mul_r, value, nodes_.real(factor, false)); };
-  if (nodes_[value].rank != Varies::pair || depth > 32) return multiplied();
-  const auto part = [&](std::size_t k, double by) { return scaled(instr.arg[k], by, depth + 1); };
+  if (nodes_[value].rank != Varies::pair || --budget < 0) return multiplied();
+  const auto part = [&](std::size_t k, double by) { return scaled(instr.arg[k], by, budget); };
   switch (instr.op) {
     case Op::add:
       return nodes_.make(TapeOp::add_r, part(0, factor), part(1, factor));

@@ -19,7 +19,10 @@ class Lowering {
 
   /// The value in the tile's precision; and that times a constant.
   NodeId plain(scoring::ValueId id) const { return narrow_[id]; }
-  NodeId times(scoring::ValueId id, double factor) { return scaled(id, factor, 0); }
+  NodeId times(scoring::ValueId id, double factor) {
+    int budget = 64;
+    return scaled(id, factor, budget);
+  }
 
   /// Whether terms of an integer comparison must not be moved across it, because sums of them may overflow 32 bits.
   bool is_rigid(scoring::ValueId id) const { return is_wide(id); }
@@ -61,7 +64,7 @@ class Lowering {
   Sums sums_by_rank(const scoring::Linear& linear);
   NodeId total(std::initializer_list<NodeId> parts);
 
-  NodeId scaled(ValueId id, double factor, int depth);
+  NodeId scaled(ValueId id, double factor, int& budget);
 
   TapeNodes& nodes_;
   const scoring::Program& program_;

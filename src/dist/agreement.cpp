@@ -35,6 +35,9 @@ ErrorCode code_of(const std::exception_ptr& error, std::string& text) {
   } catch (const std::exception& other) {
     text = other.what();
     return ErrorCode::unsupported;
+  } catch (...) {
+    text = "an exception of another language or library";
+    return ErrorCode::unsupported;
   }
 }
 

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 
 #include "base/check.h"
 #include "dist/agreement.h"
 #include "dist/context_checks.h"
 #include "dist/deal.h"
 #include "dist/device_pass.h"
+#include "problem/call.h"
 
 namespace foveal::dist {
 namespace {
@@ -27,9 +29,11 @@ problem::Problem whole_problem(const Attention& attention, const WholeShapes& s,
     outputs.out = shape_only(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.head_dim_v});
     outputs.lse = shape_only(statistics, {s.batch, s.heads_q, s.seqlen_q});
   } else {
+    constexpr std::int64_t most_tokens = std::numeric_limits<std::int32_t>::max();
     std::int64_t q = 0, kv = 0, longest_q = 0, longest_kv = 0;
     for (const auto& [of_q, of_kv] : s.lengths) {
       FOVEAL_CHECK(of_q >= 0 && of_kv >= 0, "lengths: ", of_q, " and ", of_kv, "; expected 0 or more");
+      FOVEAL_CHECK(of_q <= most_tokens - q && of_kv <= most_tokens - kv, "lengths: more than 2^31 tokens");
       q += of_q, kv += of_kv, longest_q = std::max(longest_q, of_q), longest_kv = std::max(longest_kv, of_kv);
     }
     inputs.q = shape_only(s.dtype, {q, s.heads_q, s.head_dim});
@@ -303,6 +307,8 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
     FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
     FOVEAL_CHECK(!in.paged, "block_table: keys in pages are not shared between ranks; expected contiguous ones");
     check_shards(c, in, out);
+    check_params(in.params, "parameter");
+    check_params(wanted, "gradient of parameter");
     check_mask_data(c, in.params);
     if (on_gpu) run_on_gpu(true);
   });
@@ -316,11 +322,28 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
   });
 }
 
+namespace {
+
+/// Strides of dimensions of size 1, which may be anything, become those of a contiguous tensor.
+void ignore_strides_of_ones(std::initializer_list<TensorView*> views) {
+  for (TensorView* view : views)
+    if (view->rank >= 0 && view->rank <= TensorView::max_rank) *view = problem::logical_view(*view, false);
+}
+
+}  // namespace
+
 void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
-  state_->run(state_->forward, "a forward pass", in, out, {}, stream);
+  ForwardInputs inputs = in;
+  ForwardOutputs outputs = out;
+  ignore_strides_of_ones({&inputs.q, &inputs.k, &inputs.v, &outputs.out, &outputs.lse});
+  state_->run(state_->forward, "a forward pass", inputs, outputs, {}, stream);
 }
 void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs& out, Stream stream) {
-  state_->run(state_->backward, "a backward pass", in, out, out.dparams, stream);
+  BackwardInputs inputs = in;
+  BackwardOutputs outputs = out;
+  ignore_strides_of_ones(
+      {&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse, &outputs.dq, &outputs.dk, &outputs.dv});
+  state_->run(state_->backward, "a backward pass", inputs, outputs, outputs.dparams, stream);
 }
 
 }  // namespace foveal::dist

@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "base/hash.h"
 #include "base/strided.h"
+#include "problem/problem.h"
 
 namespace foveal::dist {
 namespace {
@@ -35,6 +36,7 @@ void check_shard(const ShardCheck& check, const Context& c, Device device) {
     base::fail(ErrorCode::invalid_argument, check.name, ": ", view.present() ? view.describe() : "absent", "; rank ", c.rank(), " of ",
                c.plan.ranks, " holds ", to_string(dtype), "[", wanted, "]");
   }
+  problem::check_reach(check.name, view);
   FOVEAL_CHECK(view.device == device, check.name, ": on another device than q");
   FOVEAL_CHECK(view.data != nullptr || view.numel() == 0, check.name, ": data is null");
 }
@@ -73,9 +75,9 @@ void add_rng(Agreement& agreement, const Context& c, const DropoutRng& rng) {
   if (c.attention.dropout_p == 0 || is_on_gpu(rng.state)) return agreement.add("rng (seed and offset)", 0, "a state on a GPU");
   std::uint64_t words[2] = {rng.seed, rng.offset};
   if (rng.state.present()) {
-    FOVEAL_CHECK(
-        rng.state.dtype == DType::i64 && rng.state.numel() == 2 && rng.state.data != nullptr && rng.state.device.kind == DeviceKind::cpu,
-        "rng.state: ", rng.state.describe(), "; expected i64[2] in host memory");
+    FOVEAL_CHECK(rng.state.dtype == DType::i64 && rng.state.rank == 1 && rng.state.sizes[0] == 2 && rng.state.strides[0] == 1 &&
+                     rng.state.data != nullptr && rng.state.device.kind == DeviceKind::cpu,
+                 "rng.state: ", rng.state.describe(), "; expected i64[2], contiguous, in host memory");
     std::memcpy(words, rng.state.data, sizeof words);
   }
   agreement.add("rng (seed and offset)", base::join("seed ", words[0], ", offset ", words[1]));
@@ -92,6 +94,17 @@ std::uint64_t digest_of_mask(const Context& c, const std::vector<ParamBinding>& 
       });
     }
   return base::hash64(bytes);
+}
+
+void check_params(const std::vector<ParamBinding>& params, const char* what) {
+  for (const ParamBinding& p : params) {
+    FOVEAL_CHECK(p.param.present(), "params: a binding without a parameter");
+    const std::vector<std::int64_t>& shape = p.param.shape();
+    const bool same = p.tensor.rank == static_cast<int>(shape.size()) && std::equal(shape.begin(), shape.end(), p.tensor.sizes.begin());
+    FOVEAL_CHECK(same && p.tensor.data != nullptr, what, " ", p.param.name(), ": ", p.tensor.present() ? p.tensor.describe() : "absent",
+                 p.tensor.data == nullptr ? " without data" : "", "; expected ", base::shape_text(shape), " as declared, with data");
+    problem::check_reach(p.param.name().c_str(), p.tensor);
+  }
 }
 
 void check_mask_data(const Context& c, const std::vector<ParamBinding>& params) {

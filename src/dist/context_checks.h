@@ -21,6 +21,8 @@ void add_rng(Agreement& agreement, const Context& c, const DropoutRng& rng);
 
 /// Of all values of the parameters that the mask reads: they decide who computes what.
 std::uint64_t digest_of_mask(const Context& c, const std::vector<ParamBinding>& params);
+/// Of a pass: shapes as declared, with data.
+void check_params(const std::vector<ParamBinding>& params, const char* what);
 void check_mask_data(const Context& c, const std::vector<ParamBinding>& params);
 
 void check_shards(const Context& c, const ForwardInputs& in, const ForwardOutputs& out);

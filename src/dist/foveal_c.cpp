@@ -6,6 +6,7 @@
 #include "base/dtype.h"
 #include "dist/agreement.h"
 #include "foveal/dist.h"
+#include "problem/problem.h"
 
 using namespace foveal;
 using namespace foveal::c;
@@ -89,14 +90,16 @@ std::vector<std::int64_t> lengths_of(const char* name, const TensorView& cu, std
   FOVEAL_CHECK(cu.present() && cu.rank == 1 && cu.sizes[0] >= 1 && (cu.dtype == DType::i32 || cu.dtype == DType::i64) &&
                    cu.data != nullptr && cu.device.kind == DeviceKind::cpu,
                name, ": ", cu.present() ? cu.describe() : "null", "; expected i32 or i64 [batch + 1] with data in host memory");
-  std::vector<std::int64_t> lengths;
-  const auto at = [&](std::int64_t i) { return static_cast<std::int64_t>(base::load(cu.data, cu.dtype, i * cu.strides[0])); };
+  problem::check_reach(name, cu);
+  const auto at = [&](std::int64_t i) { return base::load_integer(cu.data, cu.dtype, i * cu.strides[0]); };
   FOVEAL_CHECK(at(0) == 0, name, ": begins with ", at(0), "; expected 0");
+  FOVEAL_CHECK(at(cu.sizes[0] - 1) == total, name, ": ends with ", at(cu.sizes[0] - 1), "; expected the ", total, " tokens");
+  FOVEAL_CHECK(total >= 1, name, ": no tokens; expected at least 1");  // else a stride of 0 could promise any number of sequences
+  std::vector<std::int64_t> lengths;
   for (std::int64_t i = 1; i < cu.sizes[0]; ++i) {
     FOVEAL_CHECK(at(i) >= at(i - 1), name, ": ", at(i), " after ", at(i - 1), "; expected cumulative lengths");
     lengths.push_back(at(i) - at(i - 1));
   }
-  FOVEAL_CHECK(at(cu.sizes[0] - 1) == total, name, ": ends with ", at(cu.sizes[0] - 1), "; expected the ", total, " tokens");
   return lengths;
 }
 

@@ -16,8 +16,8 @@ bool uses(const scoring::Program& program, scoring::Op op) {
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-/// Most tile evaluations of one mask: beyond that, tiles become larger.
-constexpr std::int64_t most_border_tiles = std::int64_t{1} << 20, few_rows = 512;
+/// Most tile evaluations, and rows of tiles, of one mask: beyond that, tiles become larger.
+constexpr std::int64_t most_border_tiles = std::int64_t{1} << 20, few_rows = 512, most_rows = std::int64_t{1} << 17;
 
 class Classifying {
  public:
@@ -38,7 +38,7 @@ class Classifying {
     while (unit > unit_) {
       std::int64_t border = 0;
       for (const mask::BlockMask& variant : variants) border += variant.partial;
-      if (border * 4 > most_border_tiles) break;
+      if (border * 4 > most_border_tiles || std::max(seqlen_q, seqlen_kv) > unit / 2 * most_rows) break;
       unit /= 2;
       variants = classify(seqlen_q, seqlen_kv, unit, first_batch, batches);
     }

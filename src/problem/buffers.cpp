@@ -82,10 +82,10 @@ void check_segments(const Problem& p, const TensorView& table) {
   std::int64_t q_end = 0, kv_end = 0;
   const auto side = [](std::int64_t part, const char* name, std::int64_t begin, std::int64_t count, std::int64_t total, std::int64_t first,
                        std::int64_t length, std::int64_t& end) {
-    FOVEAL_CHECK(count >= 0 && begin >= end && begin <= total && count <= total - begin, "segments.table: part ", part, " has rows ", begin,
-                 " to ", begin + count, " of ", name, "; expected rows after ", end, " and up to ", total);
-    FOVEAL_CHECK(first >= 0 && length >= 0 && length <= most && first <= length - count, "segments.table: part ", part, " has positions ",
-                 first, " to ", first + count, " of ", name, "; expected 0 to its length ", length, ", which is at most ", most);
+    FOVEAL_CHECK(count >= 0 && begin >= end && begin <= total && count <= total - begin, "segments.table: part ", part, " has ", count,
+                 " rows of ", name, " from ", begin, "; expected rows after ", end, " and up to ", total);
+    FOVEAL_CHECK(first >= 0 && length >= 0 && length <= most && first <= length - count, "segments.table: part ", part, " has ", count,
+                 " positions of ", name, " from ", first, "; expected 0 to its length ", length, ", which is at most ", most);
     end = begin + count;
   };
   for (std::int64_t i = 0; i < p.batch; ++i, rows += 9) {

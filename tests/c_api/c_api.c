@@ -219,6 +219,8 @@ int main(void) {
         (char*)three[2].data - (char*)three[0].data == 24);
   CHECK(foveal_packed_qkv(three, q, FOVEAL_F32, 1, 2, 7, 2) == FOVEAL_INVALID_ARGUMENT &&
         strstr(foveal_last_error(), "channels: 7 with 2 heads"));
+  CHECK(foveal_packed_qkv(three, q, FOVEAL_F32, 0, INT64_MAX / 8, 64, 2) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "more than 2^63 bytes"));
 
   /* a dtype that was forgotten, a device that is none, the current device where there is no GPU */
   foveal_tensor wrong = tq;

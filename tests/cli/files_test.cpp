@@ -125,16 +125,36 @@ TEST_P(Archive, SurvivesFlippedBits) {
   EXPECT_GT(refused, 1000);
 }
 
+std::vector<std::byte> safetensors_file(const std::string& header, std::size_t data_bytes) {
+  const std::uint64_t length = header.size();
+  std::vector<std::byte> file(sizeof length + header.size() + data_bytes);
+  std::memcpy(file.data(), &length, sizeof length);
+  std::memcpy(file.data() + sizeof length, header.data(), header.size());
+  return file;
+}
+
+TEST(Safetensors, TensorsThatShareTheirBytesAreRefused) {
+  const auto file_of = [](int tensors) {
+    std::string header;
+    for (int i = 0; i < tensors; ++i)
+      header += base::join(i == 0 ? "{" : ", ", "\"", i, "\": {\"dtype\": \"U8\", \"shape\": [1048576], \"data_offsets\": [0, 1048576]}");
+    return safetensors_file(header + "}", 1 << 20);
+  };
+  EXPECT_NO_THROW(parse_safetensors(file_of(1), "once"));
+  try {
+    parse_safetensors(file_of(3000), "many");
+    ADD_FAILURE() << "3 GiB of 1 MiB";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("shares its bytes"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Safetensors, NumbersThatAreNoIntegersAreRefused) {
   for (const char* numbers : {"\"shape\": [1], \"data_offsets\": [0, 3.81e192]", "\"shape\": [2.5e69], \"data_offsets\": [0, 4]",
                               "\"shape\": [1.5], \"data_offsets\": [0, 4]", "\"shape\": [1], \"data_offsets\": [0, 18446744073709551615]",
                               "\"shape\": [1], \"data_offsets\": [-4, 0]", "\"shape\": [1], \"data_offsets\": [0, 4, 8]"}) {
     const std::string header = base::join("{\"a\": {\"dtype\": \"F32\", ", numbers, "}}");
-    const std::uint64_t length = header.size();
-    std::vector<std::byte> file(sizeof length + header.size() + 4);
-    std::memcpy(file.data(), &length, sizeof length);
-    std::memcpy(file.data() + sizeof length, header.data(), header.size());
-    EXPECT_THROW(parse_safetensors(file, "numbers"), Error) << header;
+    EXPECT_THROW(parse_safetensors(safetensors_file(header, 4), "numbers"), Error) << header;
   }
 }
 
@@ -158,6 +178,24 @@ void expect_refused(const std::string& path, const std::string& part_of_message)
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
     EXPECT_NE(std::string(error.what()).find(part_of_message), std::string::npos) << error.what();
   }
+}
+
+std::vector<std::byte> npy_file(const std::string& shape, std::size_t data_bytes) {
+  const std::string header = "{'descr': '|u1', 'fortran_order': True, 'shape': (" + shape + "), }";
+  const auto length = static_cast<std::uint32_t>(header.size());
+  std::vector<std::byte> file(12 + header.size() + data_bytes);
+  std::memcpy(file.data(), "\x93NUMPY\x02", 8);
+  std::memcpy(file.data() + 8, &length, sizeof length);
+  std::memcpy(file.data() + 12, header.data(), header.size());
+  return file;
+}
+
+TEST(Npy, ShapesThatNoTensorHasAreRefused) {
+  EXPECT_EQ(parse_npy(npy_file("2, 0, 3,", 0), "empty").view().rank, 3);
+  EXPECT_THROW(parse_npy(npy_file("0, 4611686018427387904, 4611686018427387904,", 0), "empty but vast"), Error);
+  std::string ones;
+  for (int i = 0; i < 30000; ++i) ones += "1,";
+  EXPECT_THROW(parse_npy(npy_file(ones + "1048576,", 1 << 20), "of many dimensions"), Error);
 }
 
 TEST(Npz, EntriesThatShareTheirBytesAreRefused) {

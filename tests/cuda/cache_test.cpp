@@ -84,6 +84,8 @@ TEST_F(Cache, NeverTrustsADamagedEntry) {
   EXPECT_TRUE(cache_read("k1"));
   std::filesystem::copy_file(file("k1"), file("k3"));
   EXPECT_FALSE(cache_read("k3")) << "an entry under another key";
+  std::filesystem::resize_file(file("k1"), std::uintmax_t{1} << 40);
+  EXPECT_FALSE(cache_read("k1")) << "a file of 1 TiB";
 }
 
 TEST_F(Cache, ManyProcessesWriteOneEntry) {

@@ -1,6 +1,8 @@
 // Segments: parts of packed sequences as one call, on every backend that takes them; wrong tables are refused.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "check/check.h"
 #include "dist/ranks.h"
 #include "problem/line.h"
@@ -42,11 +44,14 @@ TEST(Segments, RowsInNoPartAreNotTouchedAndWrongTablesAreRefused) {
     table = std::move(wrong);
     EXPECT_NE(run().find(why), std::string::npos) << run();
   };
-  refused({8, 3, 0, 4, 0, 5, 0, 20, 20}, "part 0 has rows 8 to 11 of q; expected rows after 0 and up to 10");
+  refused({8, 3, 0, 4, 0, 5, 0, 20, 20}, "part 0 has 3 rows of q from 8; expected rows after 0 and up to 10");
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  refused({most, 3, 0, 4, 0, 5, 0, 20, 20}, "part 0 has 3 rows of q from 9223372036854775807");
+  refused({0, 3, 0, 4, 0, most, 0, 20, 20}, "part 0 has 3 positions of q from 9223372036854775807");
   refused({0, 3, 0, 4, 1, 5, 0, 20, 20}, "part 0 is of sequence 1; expected 0 to 0");
-  refused({0, 3, 0, 4, 0, 5, 0, 7, 20}, "part 0 has positions 5 to 8 of q; expected 0 to its length 7");
-  refused({0, 3, 0, 4, 0, 5, 0, 20, 20, 2, 3, 4, 4, 0, 5, 0, 20, 20}, "part 1 has rows 2 to 5 of q; expected rows after 3");
-  refused({0, 3, 0, 4, 0, 5, 0, 20, 20, 3, 3, 3, 4, 0, 5, 0, 20, 20}, "part 1 has rows 3 to 7 of kv; expected rows after 4");
+  refused({0, 3, 0, 4, 0, 5, 0, 7, 20}, "part 0 has 3 positions of q from 5; expected 0 to its length 7");
+  refused({0, 3, 0, 4, 0, 5, 0, 20, 20, 2, 3, 4, 4, 0, 5, 0, 20, 20}, "part 1 has 3 rows of q from 2; expected rows after 3");
+  refused({0, 3, 0, 4, 0, 5, 0, 20, 20, 3, 3, 3, 4, 0, 5, 0, 20, 20}, "part 1 has 4 rows of kv from 3; expected rows after 4");
 }
 
 }  // namespace

@@ -159,13 +159,14 @@ TEST(Faults, MemoryOfTheDeviceThatIsFullIsAnErrorAndNothingIsLost) {
 
 TEST(Faults, ACompilerThatIsNotWhereTheUserSaysIsNotReplacedByAnother) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that has not looked for a compiler yet
-  EXPECT_EXIT(
-      {
-        setenv("FOVEAL_NVRTC_PATH", "/no/such/folder", 1);
-        std::fputs(error_of_running().c_str(), stderr);
-        _exit(0);
-      },
-      testing::ExitedWithCode(0), "FOVEAL_NVRTC_PATH names /no/such/folder");
+  for (const std::string& path : {std::string("/no/such/folder"), "/" + std::string(5000, 'x')})
+    EXPECT_EXIT(
+        {
+          setenv("FOVEAL_NVRTC_PATH", path.c_str(), 1);
+          std::fputs(error_of_running().c_str(), stderr);
+          _exit(0);
+        },
+        testing::ExitedWithCode(0), "FOVEAL_NVRTC_PATH names " + path);
 }
 
 TEST(Faults, ALostContextIsAnErrorOfEveryCallAndNoCrash) {

@@ -288,16 +288,21 @@ bool quick(const foveal_call& call, const foveal_options& options) {
   return products <= most_products * head_dim;
 }
 
+constexpr long double most_elements = 1 << 15;
+
+/// Whether all of a tensor lies in its arena, so that it may be read.
+bool in_memory(const foveal_tensor* tensor) {
+  if (tensor == nullptr || tensor->data == nullptr) return true;
+  const Arena* arena = arena_of(tensor->data);
+  return arena != nullptr && fits(*tensor, *arena) && tensor->device_kind == FOVEAL_CPU && elements(*tensor) <= most_elements;
+}
+
 bool runs(const Case& c) {
-  constexpr long double most_elements = 1 << 15;
   for (const foveal_tensor* tensor :
        {c.call.q, c.call.k, c.call.v, c.call.out, c.call.lse, c.call.dout, c.call.dlse, c.call.dq, c.call.dk, c.call.dv,
         c.call.cu_seqlens_q, c.call.cu_seqlens_kv, c.call.block_table, c.call.seqlens_kv, c.call.dropout_state, c.params[0].tensor,
-        c.params[1].tensor, c.params[0].gradient, c.params[1].gradient}) {
-    if (tensor == nullptr || tensor->data == nullptr) continue;
-    const Arena* arena = arena_of(tensor->data);
-    if (arena == nullptr || !fits(*tensor, *arena) || tensor->device_kind != FOVEAL_CPU || elements(*tensor) > most_elements) return false;
-  }
+        c.params[1].tensor, c.params[0].gradient, c.params[1].gradient})
+    if (!in_memory(tensor)) return false;
   return quick(c.call, c.options);
 }
 
@@ -318,6 +323,49 @@ class Written {
  private:
   std::array<bool, slot_count> arenas_{};
 };
+
+/// The call as one of a context of one rank, whose creation reads lengths and parameters, and takes time with the sizes.
+void run_in_context(Case& c, Bytes& bytes, const foveal_options* compute, Written& written) {
+  if (!runs(c)) return;
+  for (const foveal_tensor* tensor : {c.call.q, c.call.k, c.call.v})
+    if (tensor != nullptr && tensor->rank <= FOVEAL_MAX_RANK && elements(*tensor) > most_elements) return;
+  static foveal_ranks* const ranks = [] {
+    auto network = sized<foveal_network>();
+    network.size = 1;
+    foveal_ranks* made = nullptr;
+    foveal_ranks_of(&network, &made);
+    return made;
+  }();
+  auto options = sized<foveal_context_options>();
+  options.deal = bytes.one_of<const char*>({nullptr, "contiguous", "zigzag", "pieces", "none"});
+  options.machine = bytes.one_of<const char*>({nullptr, "network", "nvlink", "none"});
+  options.unit = bytes.once_in(4) ? bytes.wild() : bytes.pick(32);
+  if (bytes.once_in(8)) options.head_groups = static_cast<int32_t>(bytes.wild());
+  if (bytes.once_in(8)) options.remote_steps = static_cast<int32_t>(bytes.wild());
+  options.compute = compute;
+  foveal_context* context = nullptr;
+  if (foveal_context_create(ranks, &c.attention, &c.call, &options, &context) == FOVEAL_OK) {
+    char text[64];
+    foveal_context_explain(context, text, sizeof text);
+    foveal_context_tokens(context, static_cast<int32_t>(bytes.pick(3)) - 1, static_cast<int32_t>(bytes.pick(2)), nullptr);
+    if (bytes.once_in(2)) disturb(c, bytes);
+    c.call.cu_seqlens_q = c.call.cu_seqlens_kv = nullptr;
+    if (runs(c)) {
+      written.add(c);
+      foveal_context_run(context, &c.call, nullptr);
+    }
+  }
+  foveal_context_destroy(context);
+}
+
+void fill_views(Bytes& bytes) {
+  const int64_t sizes[] = {bytes.wild(), bytes.wild(), bytes.wild()};
+  foveal_tensor made[3];
+  void* const data = bytes.once_in(2) ? nullptr : arenas()[q].data();
+  const auto dtype = static_cast<int32_t>(bytes.pick(12));
+  foveal_contiguous(made, data, dtype, static_cast<int32_t>(bytes.pick(4)), sizes);
+  foveal_packed_qkv(made, data, dtype, sizes[0], sizes[1], sizes[2], bytes.once_in(2) ? bytes.wild() : 1);
+}
 
 }  // namespace
 
@@ -355,6 +403,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     written.add(c);
     foveal_run(&c.attention, &c.call, options, nullptr);
   }
+  if (bytes.once_in(16)) run_in_context(c, bytes, options, written);
+  if (bytes.once_in(64)) fill_views(bytes);
   for (const Arena& arena : arenas()) arena.check();
   return 0;
 }

@@ -55,7 +55,8 @@ File& File::operator=(File&& other) noexcept {
 bool File::close() { return descriptor_ < 0 || ::close(std::exchange(descriptor_, -1)) == 0; }
 
 std::optional<std::string> read_whole(const File& file, const struct stat& status) {
-  if (!S_ISREG(status.st_mode)) return std::nullopt;
+  constexpr off_t most = off_t{1} << 28;  // kernels have some hundred kilobytes
+  if (!S_ISREG(status.st_mode) || status.st_size > most) return std::nullopt;
   std::string text(static_cast<std::size_t>(status.st_size), '\0');
   for (std::size_t at = 0; at < text.size();) {
     const ssize_t count = read(*file, text.data() + at, text.size() - at);

@@ -113,7 +113,8 @@ const char* chosen_path() {
 std::vector<std::string> candidates() {
   std::vector<std::string> paths;
   const auto append = [&paths](const std::string& given) {
-    if (std::filesystem::is_directory(given)) {
+    std::error_code ignored;  // such as a name that is too long
+    if (std::filesystem::is_directory(given, ignored)) {
       append_libraries_in(given, paths);
       append_wheels_in(given, paths);
     } else if (!given.empty()) {
