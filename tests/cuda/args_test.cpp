@@ -1,6 +1,7 @@
 // The arguments of kernels have no bytes between their members: what a launch passes on is what was set, and nothing else.
 #include <cstddef>
 
+#include "cuda/device/group_sums_args.cuh"
 #include "cuda/device/outside_args.cuh"
 #include "cuda/device/pages_args.cuh"
 #include "cuda/device/param_gradient_args.cuh"
@@ -47,14 +48,15 @@ FOVEAL_X(TaskOrder, tasks, rows, first_row_first, to_and_fro, sequences_inside, 
 FOVEAL_X(SplitRow, reference, sum)
 FOVEAL_X(KeptKeys, k, v, kv_offset, len_kv, first_row, end_row, unused)
 FOVEAL_X(KeptRows, keys, number, count, first_row, begins, measures, other_lane)
-FOVEAL_X(Sm90Args, q, k, v, dout, pairs, attention, order, band_low, band_high, stat_rows, far, scale, unused, dq_sum, dq_semaphore, splits,
+FOVEAL_X(Sm90Args, q, k, v, dout, pairs, attention, order, band_low, band_high, stat_rows, scale, far, dq_sum, dq_semaphore, splits,
          merge_warps, split_out, split_softmax, split_exponent, split_rows, pages, kept)
 FOVEAL_X(KeyStretch, first, shift, word, arrived)
 FOVEAL_X(SpreadKeys, k, v, tile_k, tile_v, sent_tile_k, sent_tile_v, stretch, words, failed, count, unused)
 static_assert(sizeof(SpreadArgs) == sizeof(Sm90Args) + sizeof(SpreadKeys));
 FOVEAL_X(PairsArgs, sm90, splits, unused)
 FOVEAL_X(RowsView, data, batch, token, head, dim)
-FOVEAL_X(MoveRowsArgs, from, more, to, batch, tokens, heads, dim, adds, unused)
+FOVEAL_X(MoveRowsArgs, from, to, more, batch, tokens, heads, dim, adds, more_count)
+FOVEAL_X(GroupSumsArgs, attention, sums, to)
 FOVEAL_X(FinishRowsArgs, out, wide, lse, sums, sink, sink_stride, batch, tokens, heads, dim)
 FOVEAL_X(SinkGradientArgs, out, dout, lse, dlse, sink, sink_stride, gradient, batch, tokens, heads, dim)
 FOVEAL_X(OutsideRead, param, dimension, index)

@@ -49,7 +49,10 @@ TEST(GroupTasks, WhatCannotBeSplitIsIllegal) {
   const problem::Problem p = problem_of("backward bf16 h6:2 q4096 d128 mask=\"causal()\"");
   const ReadPlan plan = sm90_read_plan(p);
   Sm90BackwardConfig config = sm90_backward_candidates(p, plan).front();
-  for (const int tasks : {0, 1, 3}) config.group_tasks = tasks, EXPECT_FALSE(sm90_illegal(p, plan, config)) << tasks;
+  for (const int tasks : {0, 1, 3}) {
+    config.group_tasks = tasks;
+    EXPECT_FALSE(sm90_illegal(p, plan, config)) << tasks;
+  }
   for (const int tasks : {-1, 2, 6}) {
     config.group_tasks = tasks;
     EXPECT_EQ(sm90_illegal(p, plan, config), "the 3 query heads of a kv head are not split among " + std::to_string(tasks) + " tasks");

@@ -65,10 +65,9 @@ struct Sm90Args {
   /// Backward: rows of lse2 and delta (and of the dq accumulator) for each head, a multiple of 128. Packed: for each head over all
   /// sequences; sequence b begins at row (cu_seqlens_q[b] + 128 b) / 128 * 128.
   int stat_rows;
-  unsigned short* far;  ///< backward: one flag for eight rows of statistics: is some row far, that is, largest not 0?
   float scale;          ///< as AttentionArgs::scale; converting from double is slow
-  int unused;
-  float* dq_sum;  ///< backward: fp32 accumulator of dq, in accumulator order of kernels/backward_sm90.cuh
+  unsigned short* far;  ///< backward: one flag for eight rows of statistics: is some row far, that is, largest not 0?
+  float* dq_sum;        ///< backward: fp32 accumulator of dq, in accumulator order of kernels/backward_sm90.cuh
   /// Deterministic backward: how many key blocks have been added to each query tile, for each of kSumCtas (tile/dq_sum.cuh).
   unsigned* dq_semaphore;
   /// Split-KV: number of splits of the keys of a tile row, each a task of its own; merged by kernels/merge_splits_sm90.cuh. Each split
