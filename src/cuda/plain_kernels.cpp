@@ -14,7 +14,7 @@ std::vector<std::string> plain_lines() {
     for (const int dim : {64, 128, 256}) {
       for (const char* mask : {"", " mask=\"causal()\""}) {
         for (const int length : {512, 4096, 16384}) lines.push_back(base::join("forward ", dtype, " b4 h16 q", length, " d", dim, mask));
-        lines.push_back(base::join("backward ", dtype, " b4 h16 q4096 d", dim, mask));
+        for (const char* heads : {"b4 h16", "b1 h8:1"}) lines.push_back(base::join("backward ", dtype, ' ', heads, " q4096 d", dim, mask));
       }
       for (const int heads : {8, 32, 64})
         for (const int batch : {1, 256}) lines.push_back(base::join("forward ", dtype, " b", batch, " h", heads, ":8 q1:8192 d", dim));

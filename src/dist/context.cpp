@@ -333,16 +333,22 @@ void ignore_strides_of_ones(std::initializer_list<TensorView*> views) {
 }  // namespace
 
 void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
-  ForwardInputs inputs = in;
-  ForwardOutputs outputs = out;
-  ignore_strides_of_ones({&inputs.q, &inputs.k, &inputs.v, &outputs.out, &outputs.lse});
+  ForwardInputs inputs;
+  ForwardOutputs outputs;
+  fail_together(*state_->context.transport, [&] {
+    inputs = in, outputs = out;
+    ignore_strides_of_ones({&inputs.q, &inputs.k, &inputs.v, &outputs.out, &outputs.lse});
+  });
   state_->run(state_->forward, "a forward pass", inputs, outputs, {}, stream);
 }
 void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs& out, Stream stream) {
-  BackwardInputs inputs = in;
-  BackwardOutputs outputs = out;
-  ignore_strides_of_ones(
-      {&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse, &outputs.dq, &outputs.dk, &outputs.dv});
+  BackwardInputs inputs;
+  BackwardOutputs outputs;
+  fail_together(*state_->context.transport, [&] {
+    inputs = in, outputs = out;
+    ignore_strides_of_ones(
+        {&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse, &outputs.dq, &outputs.dk, &outputs.dv});
+  });
   state_->run(state_->backward, "a backward pass", inputs, outputs, outputs.dparams, stream);
 }
 

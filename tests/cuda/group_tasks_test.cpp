@@ -34,9 +34,9 @@ TEST(GroupTasks, AreThoseThatWereFastest) {
   EXPECT_EQ(tasks_of("b4 h32:8 q2048 d128" + causal), 1);
   EXPECT_EQ(tasks_of("h32:8 q4096 d64" + causal), 1);
   EXPECT_EQ(tasks_of("h16:4 q4096 d256" + causal), 1);
-  EXPECT_EQ(tasks_of("h8:1 q8192 d256" + causal), 8);
-  EXPECT_EQ(tasks_of("h32:8 q8192 d128"), 1);  // full masks: tasks walk in step
-  EXPECT_GT(tasks_of("h8:1 q4096 d128"), 1);   // but few leave multiprocessors idle
+  EXPECT_GT(tasks_of("h8:1 q8192 d256" + causal), 1);  // 2, 4 and 8 are within 1 % of each other
+  EXPECT_EQ(tasks_of("h32:8 q8192 d128"), 1);          // full masks: tasks walk in step
+  EXPECT_GT(tasks_of("h8:1 q4096 d128"), 1);           // but few leave multiprocessors idle
   EXPECT_EQ(tasks_of("h16 q4096 d128" + causal), 1);
 }
 

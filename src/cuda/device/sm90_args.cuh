@@ -70,6 +70,7 @@ struct Sm90Args {
   float* dq_sum;        ///< backward: fp32 accumulator of dq, in accumulator order of kernels/backward_sm90.cuh
   /// Deterministic backward: how many key blocks have been added to each query tile, for each of kSumCtas (tile/dq_sum.cuh).
   unsigned* dq_semaphore;
+  /// Backward: tasks among which the query heads of a kv head are split.
   /// Split-KV: number of splits of the keys of a tile row, each a task of its own; merged by kernels/merge_splits_sm90.cuh. Each split
   /// writes split_rows rows of kHeadDimV floats and of SplitRow, ordered by token, then head.
   Divisor splits;

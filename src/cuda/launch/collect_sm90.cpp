@@ -46,7 +46,7 @@ jit::KernelSource collect_sm90_source(const problem::Problem& p, const Sm90Colle
   source.constants.set("kBlockQ", config.block_q)
       .set("kStages", config.stages)
       .set("kPairStages", 0)
-      .set("kGroupTasks", 1)
+      .set("kSplitsGroups", false)
       .set("kReproducible", false);
   source.constants.set("kCollects", true).set("kCollectsTerms", true).set("kHelperRegisters", config.helper_registers);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));

@@ -197,7 +197,7 @@ void Sm90BackwardConfig::set(jit::Constants& constants) const {
   constants.set("kBlockQ", block_q)
       .set("kStages", stages)
       .set("kPairStages", pair_stages)
-      .set("kGroupTasks", group_tasks)
+      .set("kSplitsGroups", group_tasks > 1)
       .set("kHelperRegisters", helper_registers)
       .set("kConsumerRegisters", (3 * 168 - helper_registers) / 2);
 }

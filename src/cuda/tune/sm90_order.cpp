@@ -14,15 +14,6 @@ namespace {
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-device::Divisor divisor(std::int64_t value) {
-  unsigned shift = 0;
-  while (std::int64_t{1} << shift < value) ++shift;
-  const auto multiplier =
-      ((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - static_cast<std::uint64_t>(value))) / static_cast<std::uint64_t>(value) +
-      1;
-  return {static_cast<int>(value), static_cast<unsigned>(multiplier), shift};
-}
-
 /// Heads whose tasks are interleaved.
 struct Sections {
   std::int64_t heads, last;  ///< of each section, of the last one
@@ -67,6 +58,15 @@ double time_of_one_each(const Sm90Tasks& tasks, Sections sections, int grid) {
 }
 
 }  // namespace
+
+device::Divisor divisor(std::int64_t value) {
+  unsigned shift = 0;
+  while (std::int64_t{1} << shift < value) ++shift;
+  const auto multiplier =
+      ((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - static_cast<std::uint64_t>(value))) / static_cast<std::uint64_t>(value) +
+      1;
+  return {static_cast<int>(value), static_cast<unsigned>(multiplier), shift};
+}
 
 std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                           bool transposed) {

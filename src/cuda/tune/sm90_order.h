@@ -86,6 +86,8 @@ struct Sm90TileRange {
 std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                           bool transposed);
 
+device::Divisor divisor(std::int64_t value);
+
 constexpr double sm90_task_ends = 0.7;  ///< prologue and epilogue of a row, in the time of a tile
 
 /// The number of these tiles, plus the prologue and epilogue of a row.

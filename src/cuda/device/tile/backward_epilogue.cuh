@@ -52,7 +52,7 @@ struct BackwardWarpgroup : BackwardGradients {
   FOVEAL_DEVICE void write_rows(const Tensor& tensor, const BackwardTask& work, const float (&acc)[count], float factor) const {
     if (tensor.data == nullptr) return;
     const int key = key_of(work);
-    if constexpr (kGroupTasks > 1) {
+    if constexpr (kSplitsGroups) {
       float* to = group_sum<columns>(tensor, work.sequence, work.task.head, work.first_kv() + first_key) + 4 * thread;
 #pragma unroll
       for (int i = 0; i < count; i += 4)

@@ -3,7 +3,7 @@
 // Scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already in registers as A operands of dV += P^T dO and dK += dS^T
 // Q.
 //
-// config.cuh: kPairStages; kGroupTasks: tasks among which the query heads of a kv head are split. From the kernel: kConsumers, kBlockKv, kClusterSize; kPrefetchesLse: load lse before waiting for S; kDqWarps:
+// config.cuh: kPairStages; kSplitsGroups: the query heads of a kv head are split among Sm90Args::splits tasks. From the kernel: kConsumers, kBlockKv, kClusterSize; kPrefetchesLse: load lse before waiting for S; kDqWarps:
 // warps that add to dQ; kReleases: arrivals of a warpgroup that release a stage of Q or dO; kKeyColumns, kKeyStep: columns of K, and the
 // distance of its chunks; kDsTiles: buffers of dS.
 #include "ptx/cluster.cuh"
@@ -137,11 +137,11 @@ struct BackwardTask {
     } while (kRaggedKv && first_kv_of_task() >= sequence.len_kv);
     group_end = args.attention.group_size;
     group_head = -1;
-    if constexpr (kGroupTasks > 1) {
-      const int heads = args.attention.group_size / kGroupTasks;
-      group_end = (task.head % kGroupTasks + 1) * heads;
+    if constexpr (kSplitsGroups) {
+      const int head = divide(task.head, args.splits), heads = divide(args.attention.group_size, args.splits);
+      group_end = (task.head - head * args.splits.value + 1) * heads;
       group_head = group_end - heads - 1;
-      task.head /= kGroupTasks;
+      task.head = head;
     }
     walk.stop();
     return true;
