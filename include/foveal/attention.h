@@ -148,6 +148,8 @@ struct Part {
     /// Device-readable word to wait for: the keys have arrived once it has counted up to `arrived` (it may wrap around). Null: no wait.
     const std::uint32_t* word = nullptr;
     std::uint32_t arrived = 0;
+    /// With `word`: kv heads arrive in so many groups, each of which counts: heads_kv >> (slices - 1) of them, then as many as came before, then the rest.
+    std::uint32_t slices = 1;
   };
   const std::uint32_t* failed = nullptr;            ///< device-readable; nonzero ends all waits. Required with any `word`
   std::array<Stretch, most_stretches> stretches{};  ///< the first stretch_count of them; the first begins at key 0

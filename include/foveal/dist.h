@@ -21,6 +21,10 @@ struct Message {
   int peer = 0;
   void* data = nullptr;
   std::size_t bytes = 0;
+  /// More than one: the message is rows of row_bytes, and start_on() may deliver all messages of a call slice by slice, so that kernels begin with the
+  /// first heads. Slice i ends at first_slice_bytes << i of every row, the last one at its end. Sender and receiver name the same.
+  int slices = 1;
+  std::size_t row_bytes = 0, first_slice_bytes = 0;
 };
 
 /// A device-readable word by which a kernel waits for messages: they have arrived once it has counted up to `value` (it may wrap around).
@@ -28,6 +32,7 @@ struct ArrivalWord {
   const std::uint32_t* word = nullptr;
   std::uint32_t value = 0;
   const std::uint32_t* failed = nullptr;  ///< nonzero: they will never arrive
+  int slices = 1;                         ///< each counts when it has arrived: the first when the word is at value - slices + 1
 };
 
 /// The network of a rank. Each rank calls it from one thread. A failure, or a wait that exceeds its time limit, throws an Error with

@@ -37,7 +37,7 @@ class BackwardPass : DevicePass {
     request_ = request_for(false, trains);
     gather_queries();
     const Rows k_shard = rows_of(inputs_.k), v_shard = rows_of(inputs_.v);
-    keys_ = gather_keys(k_shard, v_shard);
+    gather_keys(k_shard, v_shard, false, false);
     for (const Step& step : c_.mine.steps)
       gradients_.push_back({key_rows(step, c_.wide(), c_.shapes.head_dim), key_rows(step, c_.wide(), c_.shapes.head_dim_v)});
     if (!in_place()) {
@@ -141,7 +141,7 @@ class BackwardPass : DevicePass {
       if (number == last_received) buffers_.join();
       const DeviceBuffers::OnLane on(buffers_, uses_side && step > 0 ? Lane::side : Lane::caller);
       if (launches[number].closed.empty()) {
-        arrive(keys_[step]);
+        arrive(step);
         run_part(number);
       } else {
         run_closed(number);
@@ -152,7 +152,7 @@ class BackwardPass : DevicePass {
     if (uses_side) buffers_.join(), params_.join_lanes();
     for (std::size_t of = 0; of < plans_.order.kept.size(); ++of) end_kept(of);
     for (std::size_t i = 0; i < gradients_.size(); ++i) {
-      arrive(keys_[i]);  // of steps without work
+      arrive(i);  // of steps without work
       if (!gradients_[i].is_returned) return_gradients(i);
     }
   }
@@ -376,8 +376,7 @@ class BackwardPass : DevicePass {
   const BackwardInputs& inputs_;
   const BackwardOutputs& outputs_;
   OrderRequest request_;
-  Rows q_, out_, dout_, lse_, dlse_;  ///< dlse_ without data: absent
-  std::vector<Keys> keys_;
+  Rows q_, out_, dout_, lse_, dlse_;     ///< dlse_ without data: absent
   std::vector<KeyGradients> gradients_;  ///< of each step
   Rows dk_sum_, dv_sum_;                 ///< of the shard
   Rows dq_;                              ///< of the queries of this rank's group; no data: unwanted

@@ -25,7 +25,7 @@ class ForwardPass : DevicePass {
       finish(gather(c_.queries_to, c_.mine.queries, {{q_, buffer, false}}));
       q_ = buffer;
     }
-    keys_ = gather_keys(rows_of(inputs_.k), rows_of(inputs_.v));
+    gather_keys(rows_of(inputs_.k), rows_of(inputs_.v), kernels_wait_for_all(), direct() && by_copy_engines());
     const PartOrder& order = order_launches();
     if (!order.merged_q.empty()) {
       wide_ = query_rows(c_.wide(), c_.shapes.head_dim_v), sums_ = query_statistics(DType::f64);
@@ -39,7 +39,7 @@ class ForwardPass : DevicePass {
       run_launch(number,
                  sides > 0 && order.launches[number].spread() ? DeviceBuffers::side(static_cast<int>(on_sides++) % sides) : Lane::caller);
     buffers_.join(sides);
-    for (Keys& of_step : keys_) arrive(of_step);  // of steps without work
+    for (std::size_t step = 0; step < keys_.size(); ++step) arrive(step);  // of steps without work
     write_results(order.merged_q);
   }
 
@@ -47,7 +47,7 @@ class ForwardPass : DevicePass {
     const PartLaunch& launch = plans_.order.launches[number];
     const Segment& s = launch.segment;
     if (!launch.closed.empty()) return run_closed(number);
-    if (!launch.spread()) arrive(keys_[launch.step]);
+    if (!launch.spread()) arrive(launch.step);
     const ForwardInputs in = inputs_of(number);
     const ForwardOutputs to =
         launch.whole ? whole_outputs(s) : ForwardOutputs{.out = tensor(wide_, s.rows()), .lse = statistics(sums_, s.rows())};
@@ -81,20 +81,28 @@ class ForwardPass : DevicePass {
     return in;
   }
 
+  bool by_copy_engines() const { return c_.transport->carries_device_memory() && c_.transport->multiprocessors() == 0; }
+  /// Then no launch is the first that could begin when some of the keys are there. (A rehearsal sends nothing.)
+  bool kernels_wait_for_all() const {
+    const std::vector<PartLaunch>& launches = plans_.order.launches;
+    return !buffers_.rehearses() && by_copy_engines() &&
+           std::all_of(launches.begin(), launches.end(), [](const PartLaunch& l) { return l.step == 0 || l.spread(); });
+  }
   /// The kernel itself waits for keys on their way, if it can see them arrive.
   void spread_keys(Part& part, const PartLaunch& launch) {
     part.k_received = tensor_of(k_received_, buffers_.device()), part.v_received = tensor_of(v_received_, buffers_.device());
     part.stretch_count = launch.stretches.size();
     for (std::size_t i = 0; i < launch.stretches.size(); ++i) {
       Part::Stretch stretch = launch.stretches[i].place;
-      Keys& of_step = keys_[launch.stretches[i].step];
-      if (stretch.received) stretch.row += of_step.first_row;
-      if (of_step.waits && !buffers_.rehearses()) {
-        const std::optional<ArrivalWord> word = c_.transport->arrival_word(of_step.gather.ticket, launch.stretches[i].source);
+      const std::size_t step = launch.stretches[i].step;
+      if (stretch.received) stretch.row += keys_[step].first_row;
+      if (gather_of(step).waits && !buffers_.rehearses()) {
+        const std::optional<ArrivalWord> word = c_.transport->arrival_word(gather_of(step).gather.ticket, launch.stretches[i].source);
         if (word && direct()) {
           stretch.word = word->word, stretch.arrived = word->value, part.failed = word->failed;
+          stretch.slices = static_cast<std::uint32_t>(word->slices);
         } else {
-          arrive(of_step);
+          arrive(step);
         }
       }
       part.stretches[i] = stretch;
@@ -136,8 +144,7 @@ class ForwardPass : DevicePass {
   const ForwardInputs& inputs_;
   const ForwardOutputs& outputs_;
   Rows q_, out_, lse_;  ///< lse_ without data: unwanted
-  std::vector<Keys> keys_;
-  Rows wide_, sums_;  ///< out and log sums of rows that several parts meet
+  Rows wide_, sums_;    ///< out and log sums of rows that several parts meet
 };
 
 }  // namespace

@@ -105,16 +105,17 @@ Part DevicePass::part_of(std::size_t number) const {
           .number = static_cast<std::uint16_t>(number + 1)};
 }
 
-std::vector<DevicePass::Keys> DevicePass::gather_keys(const Rows& k_shard, const Rows& v_shard) {
+void DevicePass::gather_keys(const Rows& k_shard, const Rows& v_shard, bool at_once, bool in_slices) {
   std::int64_t received = 0;
   for (std::size_t i = 1; i < c_.mine.steps.size(); ++i) received += c_.mine.steps[i].rows;
   k_received_ = memory_.rows(k_shard.dtype, c_.batch(), received, heads(true).size(), k_shard.dim);
   v_received_ = memory_.rows(v_shard.dtype, c_.batch(), received, heads(true).size(), v_shard.dim);
   received = 0;
-  std::vector<Keys> keys(c_.mine.steps.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) {
+  gathers_.resize(c_.mine.steps.size());
+  for (std::size_t i = 0; i < c_.mine.steps.size(); ++i) {
     const Step& step = c_.mine.steps[i];
-    Keys& of_step = keys[i];
+    Keys& of_step = keys_.emplace_back();
+    of_step.gather = at_once ? std::min<std::size_t>(i, 1) : i;
     if (in_place(i)) {
       of_step.k = k_shard, of_step.v = v_shard;
       continue;
@@ -125,11 +126,22 @@ std::vector<DevicePass::Keys> DevicePass::gather_keys(const Rows& k_shard, const
       const Range rows{received, received + step.rows};
       of_step.k = k_received_.slice(rows), of_step.v = v_received_.slice(rows), of_step.first_row = received;
       received = rows.end;
+      if (at_once) continue;
     }
-    of_step.gather = gather(c_.keys_to[i], step.keys, {{k_shard, of_step.k, true}, {v_shard, of_step.v, true}});
-    of_step.waits = true;
+    gathers_[i] = {gather(c_.keys_to[i], step.keys, {{k_shard, of_step.k, true}, {v_shard, of_step.v, true}}, in_slices && i > 0), true};
   }
-  return keys;
+  if (at_once && c_.mine.steps.size() > 1) gather_at_once(k_shard, v_shard, in_slices);
+}
+
+void DevicePass::gather_at_once(const Rows& k_shard, const Rows& v_shard, bool in_slices) {
+  std::vector<Sending> sendings;
+  std::vector<Transfer> wanted;
+  for (std::size_t i = 1; i < c_.mine.steps.size(); ++i) {
+    sendings.insert(sendings.end(), c_.keys_to[i].begin(), c_.keys_to[i].end());
+    for (Transfer keys : c_.mine.steps[i].keys) keys.row += keys_[i].first_row, wanted.push_back(keys);
+  }
+  std::sort(sendings.begin(), sendings.end(), [&](const Sending& a, const Sending& b) { return c_.round(a.target) < c_.round(b.target); });
+  gathers_[1] = {gather(sendings, wanted, {{k_shard, k_received_, true}, {v_shard, v_received_, true}}, in_slices), true};
 }
 
 }  // namespace foveal::dist

@@ -80,28 +80,38 @@ class DevicePass : protected RankPass {
   Varlen closed_sequences(std::size_t number) const;
   Part part_of(std::size_t number) const;
 
-  /// Keys and values of a step, on their way. Those of the steps after the first are received one after the other.
+  /// Keys and values of a step. Those of the steps after the first lie one after the other in what is received.
   struct Keys {
     Rows k, v;
-    std::int64_t first_row = 0;  ///< of what was received
+    std::int64_t first_row = 0;  ///< of what is received
+    std::size_t gather = 0;      ///< by which of gathers_ they come
+  };
+  struct KeyGather {
     Gather gather;
     bool waits = false;
   };
-  std::vector<Keys> gather_keys(const Rows& k_shard, const Rows& v_shard);
-  void arrive(Keys& keys) {
-    if (keys.waits) finish(keys.gather);
-    keys.waits = false;
+  /// Starts the gathers. at_once: one for all steps after the first. in_slices: heads may come in groups.
+  void gather_keys(const Rows& k_shard, const Rows& v_shard, bool at_once, bool in_slices);
+  KeyGather& gather_of(std::size_t step) { return gathers_[keys_[step].gather]; }
+  void arrive(std::size_t step) {
+    KeyGather& of_step = gather_of(step);
+    if (of_step.waits) finish(of_step.gather);
+    of_step.waits = false;
   }
 
+  std::vector<Keys> keys_;  ///< of each step
   Rows k_received_, v_received_;
   DeviceBuffers& buffers_;
   PartPlans& plans_;
 
  private:
+  void gather_at_once(const Rows& k_shard, const Rows& v_shard, bool in_slices);
   static std::string signature_of(std::initializer_list<const TensorView*> tensors,
                                   std::initializer_list<const std::vector<ParamBinding>*> params);
   cuda::driver::DeviceFacts facts_for(const PartLaunch& launch) const;
   Attention attention_of(const PartLaunch& launch, bool forward) const;
+
+  std::vector<KeyGather> gathers_;
 };
 
 }  // namespace foveal::dist

@@ -25,9 +25,9 @@ class Mailbox {
     cuda::driver::IpcHandle handle;
     std::uint64_t address, bytes;
   };
-  /// Where the receiver wants the next message.
+  /// Where the receiver wants the next message, and in how many slices.
   struct Post {
-    std::uint64_t allocation, generation, offset, bytes;
+    std::uint64_t allocation, generation, offset, bytes, slices;
   };
   /// From one rank to another.
   struct Lane {

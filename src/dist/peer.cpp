@@ -110,10 +110,10 @@ class PeerTransport final : public Transport {
     memory_.collect_releases();
     Ticket ticket;
     for (const Message& m : receives)
-      if (m.bytes > 0) post(m), add(ticket.sources, m.peer);
-    for (auto& [source, group] : ticket.sources) {
-      group = ++of(source).awaited;
-      write(caller, Flag::ready, source, group);
+      if (m.bytes > 0) post(m), add(ticket.sources, m);
+    for (Source& source : ticket.sources) {
+      source.arrived = of(source.rank).awaited += static_cast<std::uint32_t>(source.slices);
+      write(caller, Flag::ready, source.rank, source.arrived);
     }
     ticket.begins = events_.take(), ticket.sent = events_.take(), ticket.ended = events_.take();
     driver::call.event_record(ticket.begins, caller);
@@ -135,7 +135,7 @@ class PeerTransport final : public Transport {
     }
     const driver::Current current(device_);
     const auto caller = driver::handle_of(stream);
-    for (const auto& [source, group] : ticket.sources) wait_for(caller, Flag::arrived, source, group);
+    for (const Source& source : ticket.sources) wait_for(caller, Flag::arrived, source.rank, source.arrived);
     driver::call.stream_wait_event(caller, ticket.sent, 0);
     driver::call.event_record(ticket.ended, caller);
     const std::lock_guard lock(mutex_);
@@ -148,10 +148,10 @@ class PeerTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     const auto found = tickets_.find(number);
     if (found == tickets_.end()) return std::nullopt;
-    for (const auto& [source, group] : found->second.sources)
-      if (source == peer)
-        return ArrivalWord{reinterpret_cast<const std::uint32_t*>(mine(Flag::arrived, source)), group,
-                           reinterpret_cast<const std::uint32_t*>(on_device_->at(mailbox_.failure_word()))};
+    for (const Source& source : found->second.sources)
+      if (source.rank == peer)
+        return ArrivalWord{reinterpret_cast<const std::uint32_t*>(mine(Flag::arrived, peer)), source.arrived,
+                           reinterpret_cast<const std::uint32_t*>(on_device_->at(mailbox_.failure_word())), source.slices};
     return std::nullopt;
   }
 
@@ -165,21 +165,26 @@ class PeerTransport final : public Transport {
   }
 
  private:
-  /// Groups of messages between this rank and another.
+  /// Slices of messages between this rank and another, those of one call counted together.
   struct Counts {
     std::atomic<std::uint32_t> awaited = 0, sent = 0;
   };
+  /// A rank that sends: its messages of a call have arrived when its flag is at `arrived`.
+  struct Source {
+    int rank, slices;
+    std::uint32_t arrived = 0;
+  };
   struct Ticket {
-    std::vector<std::pair<int, std::uint32_t>> sources{};  ///< ranks that send, and the number of the group
+    std::vector<Source> sources{};
     driver::EventHandle begins = nullptr, sent = nullptr, ended = nullptr;
     bool was_waited_for = false, has_begun = false;
     Clock::time_point begun{};
   };
   Counts& of(int rank) { return counts_[static_cast<std::size_t>(rank)]; }
-  static void add(std::vector<std::pair<int, std::uint32_t>>& ranks, int rank) {
-    for (const auto& [known, number] : ranks)
-      if (known == rank) return;
-    ranks.emplace_back(rank, 0);
+  static void add(std::vector<Source>& sources, const Message& m) {
+    for (Source& source : sources)
+      if (source.rank == m.peer) return static_cast<void>(source.slices = std::max(source.slices, m.slices));
+    sources.push_back({m.peer, m.slices});
   }
 
   /// All ranks throw when one of them fails.
@@ -238,34 +243,69 @@ class PeerTransport final : public Transport {
     Mailbox::Lane& lane = mailbox_.lane(m.peer, rank_);
     const std::uint64_t number = lane.posted.load(std::memory_order_relaxed);
     mailbox_.wait_until([&] { return number - lane.taken.load(std::memory_order_acquire) < Mailbox::most_posts; }, "to take messages");
-    lane.posts[number % Mailbox::most_posts] = {place.slot, place.generation, place.offset, m.bytes};
+    lane.posts[number % Mailbox::most_posts] = {place.slot, place.generation, place.offset, m.bytes, static_cast<std::uint64_t>(m.slices)};
     lane.posted.store(number + 1, std::memory_order_release);
   }
 
+  /// The messages of one call to one rank.
+  struct Outgoing {
+    int messages = 0, slices = 1;
+    int copies = 0;                 ///< of messages times slices, so far
+    std::uint32_t sent_before = 0;  ///< slices of earlier calls
+  };
+
+  /// Slice by slice: the first slices of all messages go first.
   void copy(const std::vector<Message>& sends) {
-    std::map<int, std::size_t> left;
-    for (const Message& m : sends)
-      if (m.bytes > 0) ++left[m.peer];
-    std::vector<bool> has_begun(static_cast<std::size_t>(size_), false);
+    std::map<int, Outgoing> outgoing;
+    int slices = 0;
     for (const Message& m : sends) {
       if (m.bytes == 0) continue;
-      Mailbox::Lane& lane = mailbox_.lane(rank_, m.peer);
-      const std::uint64_t number = lane.taken.load(std::memory_order_relaxed);
-      mailbox_.wait_until([&] { return lane.posted.load(std::memory_order_acquire) > number; }, "to receive messages");
-      const Mailbox::Post post = lane.posts[number % Mailbox::most_posts];
-      if (post.bytes != m.bytes) {
-        fail(base::join("rank ", m.peer, " waits for a message of ", post.bytes, " bytes; it has one of ", m.bytes));
-        mailbox_.throw_failure();
-      }
-      if (!has_begun[static_cast<std::size_t>(m.peer)]) {
-        has_begun[static_cast<std::size_t>(m.peer)] = true;
-        wait_for(stream_, Flag::ready, m.peer, ++of(m.peer).sent);
-      }
-      driver::call.copy_on_device(memory_.mapped(m.peer, post.allocation) + post.offset, reinterpret_cast<driver::DevicePointer>(m.data),
-                                  m.bytes, stream_);
-      lane.taken.store(number + 1, std::memory_order_release);
-      if (--left[m.peer] == 0) write(stream_, Flag::arrived, m.peer, of(m.peer).sent);
+      Outgoing& to = outgoing[m.peer];
+      ++to.messages, to.slices = std::max(to.slices, m.slices);
+      slices = std::max(slices, m.slices);
     }
+    std::vector<driver::DevicePointer> places(sends.size());
+    for (int slice = 0; slice < slices; ++slice)
+      for (std::size_t i = 0; i < sends.size(); ++i) {
+        const Message& m = sends[i];
+        if (m.bytes == 0) continue;
+        Outgoing& to = outgoing[m.peer];
+        if (slice == 0) places[i] = take_post(m, to);
+        if (slice < m.slices) copy_slice(m, places[i], slice);
+        if (slice < to.slices && ++to.copies % to.messages == 0)
+          write(stream_, Flag::arrived, m.peer, to.sent_before + static_cast<std::uint32_t>(slice) + 1);
+      }
+  }
+
+  /// Where the receiver wants the next message. Copies of the call's first message to it wait until its GPU is ready.
+  driver::DevicePointer take_post(const Message& m, Outgoing& to) {
+    Mailbox::Lane& lane = mailbox_.lane(rank_, m.peer);
+    const std::uint64_t number = lane.taken.load(std::memory_order_relaxed);
+    mailbox_.wait_until([&] { return lane.posted.load(std::memory_order_acquire) > number; }, "to receive messages");
+    const Mailbox::Post post = lane.posts[number % Mailbox::most_posts];
+    if (post.bytes != m.bytes || post.slices != static_cast<std::uint64_t>(m.slices)) {
+      fail(base::join("rank ", m.peer, " waits for a message of ", post.bytes, " bytes in ", post.slices, " slices; it has one of ",
+                      m.bytes, " in ", m.slices));
+      mailbox_.throw_failure();
+    }
+    if (to.copies == 0) {
+      to.sent_before = of(m.peer).sent;
+      wait_for(stream_, Flag::ready, m.peer, of(m.peer).sent += static_cast<std::uint32_t>(to.slices));
+    }
+    lane.taken.store(number + 1, std::memory_order_release);
+    return memory_.mapped(m.peer, post.allocation) + post.offset;
+  }
+
+  void copy_slice(const Message& m, driver::DevicePointer place, int slice) {
+    const auto from = reinterpret_cast<driver::DevicePointer>(m.data);
+    if (m.slices == 1) return driver::call.copy_on_device(place, from, m.bytes, stream_);
+    driver::RowsCopy rows;
+    const std::size_t first = slice == 0 ? 0 : m.first_slice_bytes << (slice - 1);
+    const std::size_t end = slice + 1 == m.slices ? m.row_bytes : m.first_slice_bytes << slice;
+    rows.row_bytes = end - first, rows.rows = m.bytes / m.row_bytes;
+    rows.from.device = from + first, rows.to.device = place + first;
+    rows.from.row_stride = rows.to.row_stride = m.row_bytes;
+    driver::call.copy_rows_on_device(&rows, stream_);
   }
 
   enum class Flag : std::size_t { arrived, ready };

@@ -1,5 +1,8 @@
 #include "dist/rank_pass.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "base/check.h"
 
 namespace foveal::dist {
@@ -73,15 +76,34 @@ RankPass::Arrival RankPass::receive(int peer, std::vector<Piece> pieces, bool in
   return arrival;
 }
 
-RankPass::Gather RankPass::gather(const std::vector<Sending>& sendings, const std::vector<Transfer>& wanted,
-                                  const std::vector<Role>& roles) {
+void RankPass::cut(std::vector<Message>& messages, const std::vector<Piece>& pieces) {
+  std::int64_t row_bytes = std::numeric_limits<std::int64_t>::max(), bytes = 0;
+  for (const Piece& piece : pieces) row_bytes = std::min(row_bytes, piece.rows.bytes() / piece.rows.tokens), bytes += piece.rows.bytes();
+  const auto count = static_cast<std::int64_t>(pieces.size());
+  const auto slices = static_cast<int>(slices_of(pieces.front().rows.heads, row_bytes, bytes / count));
+  for (std::int64_t i = 0; i < count; ++i) {
+    Message& message = messages[messages.size() - pieces.size() + static_cast<std::size_t>(i)];
+    const Rows& rows = pieces[static_cast<std::size_t>(i)].rows;
+    message.slices = slices, message.row_bytes = message.bytes / static_cast<std::size_t>(rows.tokens);
+    message.first_slice_bytes =
+        message.row_bytes / static_cast<std::size_t>(rows.heads) * static_cast<std::size_t>(rows.heads >> (slices - 1));
+  }
+}
+
+RankPass::Gather RankPass::gather(const std::vector<Sending>& sendings, const std::vector<Transfer>& wanted, const std::vector<Role>& roles,
+                                  bool in_slices) {
   std::vector<Message> sends, receives;
   Gather gather;
-  for (const Sending& sending : sendings) send(sending.target, shard_pieces(sending.rows, roles, sending.target), sends);
+  for (const Sending& sending : sendings) {
+    const std::vector<Piece> pieces = shard_pieces(sending.rows, roles, sending.target);
+    send(sending.target, pieces, sends);
+    if (in_slices && direct()) cut(sends, pieces);
+  }
   for (int source = 0; source < c_.plan.ranks; ++source) {
     const std::vector<Transfer> rows = from(wanted, source);
     if (rows.empty() || source == c_.rank()) continue;
     gather.arrivals.push_back(receive(source, buffer_pieces(rows, roles), true, receives));
+    if (in_slices && direct()) cut(receives, gather.arrivals.back().pieces);
   }
   gather.ticket = memory_.start(*c_.transport, sends, receives);
   const std::vector<Transfer> own = from(wanted, c_.rank());

@@ -38,8 +38,10 @@ class RankPass {
     std::uint64_t ticket = 0;
     std::vector<Arrival> arrivals;
   };
-  /// Starts sending rows of this rank's shards and receiving rows of the others' into buffers; copies its own.
-  Gather gather(const std::vector<Sending>& sendings, const std::vector<Transfer>& wanted, const std::vector<Role>& roles);
+  /// Starts sending rows of this rank's shards and receiving rows of the others' into buffers; copies its own. in_slices: heads may arrive in groups, one
+  /// after the other; the same on all ranks.
+  Gather gather(const std::vector<Sending>& sendings, const std::vector<Transfer>& wanted, const std::vector<Role>& roles,
+                bool in_slices = false);
   void finish(const Gather& gather);
 
   /// Rows of buffers on their way back to their owners' shards.
@@ -83,6 +85,8 @@ class RankPass {
   std::vector<Piece> shard_pieces(const std::vector<Transfer>& transfers, const std::vector<Role>& roles, int sharer) const;
   std::vector<Piece> buffer_pieces(const std::vector<Transfer>& transfers, const std::vector<Role>& roles) const;
   std::byte* take_messages(const std::vector<Piece>& pieces, bool in_place);
+  /// Has the last messages, which are these pieces, come in slices.
+  static void cut(std::vector<Message>& messages, const std::vector<Piece>& pieces);
   void send(int peer, const std::vector<Piece>& pieces, std::vector<Message>& sends);
   std::vector<Message> sends_of(const std::vector<Transfer>& computed, const std::vector<Role>& roles);
   std::vector<Arrival> arrivals_of(const std::vector<Sending>& owned, const std::vector<Role>& roles, std::vector<Message>& receives);

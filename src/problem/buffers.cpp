@@ -164,6 +164,8 @@ void check_stretches(const Problem& p, const Buffers& buffers) {
                      end - s.first <= memory.sizes[1] - s.row && (s.word == nullptr || (s.received && part.failed != nullptr)),
                  "part.stretches: stretch ", i, " of keys ", s.first, " to ", end, " in rows from ", s.row,
                  "; expected ascending multiples of ", Part::stretch_unit, ", from 0 on, in rows that there are");
+    FOVEAL_CHECK(s.slices >= 1 && s.slices <= 32 && (p.heads_kv >> (s.slices - 1)) >= 1, "part.stretches: stretch ", i, " in ", s.slices,
+                 " slices of ", p.heads_kv, " kv heads; expected one head or more in the first slice");
   }
 }
 

@@ -434,6 +434,37 @@ TEST_F(RanksOnGpu, HiddenKeysOfNanAreNotSeen) {
       }
 }
 
+/// Keys so many that they travel in slices. Memory is used again: keys of the call before are there until those of this one arrive.
+TEST_F(RanksOnGpu, KeysInSlicesGiveWhatOneDeviceGives) {
+  ASSERT_GT(slices_of(16, 16 * 128 * 2, 2048 * 16 * 128 * 2), 1);
+  ContextOptions options;
+  options.unit = 128, options.head_groups = 1, options.deal = "zigzag";
+  for (const char* seed : {"1", "2", "3", "4"}) {
+    const problem::Line line = problem::parse_line(std::string("forward bf16 h16 q8192 d128 mask=\"causal()\" seed=") + seed);
+    problem::CaseData one(line);
+    run_on_gpu(one, 1, options, Engine::peer);
+    const Rows expected = rows_of(one.forward_outputs().out);
+    for (const int ranks : {2, 4}) {
+      problem::CaseData data(line);
+      run_on_gpu(data, ranks, options, Engine::peer);
+      const Rows found = rows_of(data.forward_outputs().out);
+      std::int64_t wrong = 0;
+      for (std::int64_t token = 0; token < found.tokens; ++token)
+        for (std::int64_t head = 0; head < found.heads; ++head)
+          for (std::int64_t d = 0; d < found.dim; ++d) {
+            const auto real = [&](const Rows& rows) {
+              std::uint16_t bits = 0;
+              std::memcpy(&bits, rows.at(0, token, head) + d * rows.dim_stride, sizeof bits);
+              return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+            };
+            const float a = real(expected), b = real(found);
+            if (!(std::abs(a - b) <= 0.02f * std::abs(a) + 0.002f)) ++wrong;
+          }
+      EXPECT_EQ(wrong, 0) << line.seed << ": elements on " << ranks << " ranks";
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuRanksLarge, testing::ValuesIn(large), [](const auto& info) { return std::string(info.param.name); });
 INSTANTIATE_TEST_SUITE_P(Gpu, NcclRanks, testing::ValuesIn(large), [](const auto& info) { return std::string(info.param.name); });
 

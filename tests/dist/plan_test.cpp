@@ -291,6 +291,21 @@ Machine one_host(int ranks) {
 }
 
 /// Against what two H100s and four H200s took, and one of them (bench/results).
+/// Slices of rows below 512 bytes and of less than 2 MB are slow; short messages are not cut.
+TEST(ContextPlan, LongMessagesTravelInSlices) {
+  const auto slices = [](std::int64_t heads, std::int64_t head_bytes, std::int64_t rows) {
+    return slices_of(heads, heads * head_bytes, heads * head_bytes * rows);
+  };
+  EXPECT_EQ(slices(16, 256, 4096), 4);  // 2, 2, 4, 8 heads
+  EXPECT_EQ(slices(16, 256, 2048), 3);  // the first of 4 heads: 2 MB
+  EXPECT_EQ(slices(16, 256, 1024), 1);
+  EXPECT_EQ(slices(8, 256, 4096), 3);
+  EXPECT_EQ(slices(8, 256, 1 << 20), 3);  // 2 heads have 512 bytes
+  EXPECT_EQ(slices(13, 256, 1 << 20), 3);
+  EXPECT_EQ(slices(64, 256, 1 << 20), 5);
+  EXPECT_EQ(slices(1, 256, 1 << 20), 1);
+}
+
 TEST(ContextPlan, PredictsWhatWasMeasured) {
   int judged = 0, weighed = 0;
   std::map<std::string, nlohmann::json> rows;  // of several alike the last counts

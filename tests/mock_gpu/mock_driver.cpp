@@ -311,6 +311,13 @@ Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std::size_t by
   MAY_FAIL;
   return std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes), success;
 }
+Result cuMemcpy2DAsync_v2(const RowsCopy* copy, StreamHandle) {
+  MAY_FAIL;
+  for (std::size_t row = 0; row < copy->rows; ++row)
+    std::memcpy(reinterpret_cast<std::byte*>(copy->to.device) + row * copy->to.row_stride,
+                reinterpret_cast<const std::byte*>(copy->from.device) + row * copy->from.row_stride, copy->row_bytes);
+  return success;
+}
 Result cuMemHostRegister_v2(void*, std::size_t, unsigned) {
   MAY_FAIL;
   return success;

@@ -108,6 +108,46 @@ TEST(Peers, ReceivesMayBeStartedLongBeforeTheirSends) {
   }));
 }
 
+/// Rows in slices, beside whole messages of the same call.
+TEST(Peers, MessagesMayComeInSlices) {
+  constexpr std::size_t rows = 50, row_bytes = 24, bytes = rows * row_bytes;
+  expect_no(on_ranks(3, [](Transport& transport) {
+    const int me = transport.rank();
+    std::vector<std::byte*> inboxes;
+    for (int round = 0; round < 20; ++round)
+      for (const int slices : {1, 2, 3, 4}) {
+        std::vector<std::vector<unsigned char>> sources;
+        std::vector<Message> sends, receives;
+        for (int peer = 0; peer < 3; ++peer) {
+          auto& source = sources.emplace_back(bytes + 10);
+          for (std::size_t i = 0; i < source.size(); ++i) source[i] = byte_of(me, peer, round, i);
+          if (round == 0 && slices == 1) inboxes.push_back(static_cast<std::byte*>(transport.allocate(bytes + 10)));
+          std::memset(inboxes[static_cast<std::size_t>(peer)], 0xee, bytes + 10);
+          if (peer == me) continue;
+          sends.push_back({peer, source.data(), bytes, slices, row_bytes, 2}), sends.push_back({peer, source.data() + bytes, 10});
+          std::byte* const inbox = inboxes[static_cast<std::size_t>(peer)];
+          receives.push_back({peer, inbox, bytes, slices, row_bytes, 2}), receives.push_back({peer, inbox + bytes, 10});
+        }
+        transport.wait_on({}, transport.start_on({}, sends, receives));
+        for (int peer = 0; peer < 3; ++peer) {
+          if (peer == me) continue;
+          const auto* inbox = reinterpret_cast<unsigned char*>(inboxes[static_cast<std::size_t>(peer)]);
+          for (std::size_t i = 0; i < bytes + 10; ++i)
+            ASSERT_EQ(inbox[i], byte_of(peer, me, round, i)) << slices << ' ' << peer << ' ' << i;
+        }
+      }
+    for (std::byte* inbox : inboxes) transport.release(inbox);
+  }));
+  const auto slices_differ = on_ranks(2, [](Transport& transport) {
+    const int peer = 1 - transport.rank();
+    char word[8] = {};
+    void* inbox = transport.allocate(8);
+    transport.wait_on({}, transport.start_on({}, {{peer, word, 8, 2, 4, 1}}, {{peer, inbox, 8, transport.rank() == 0 ? 3 : 2, 4, 1}}));
+    transport.all_gather(word, 1, word);
+  });
+  EXPECT_NE(slices_differ[1].find("8 bytes in 3 slices; it has one of 8 in 2"), std::string::npos) << slices_differ[1];
+}
+
 TEST(Peers, GathersOfAnySize) {
   expect_no(on_ranks(3, [&](Transport& transport) {
     for (const std::size_t bytes : {0u, 1u, 4096u, 4097u, 20000u}) {

@@ -88,6 +88,7 @@ struct KeyStretch {
   int first, shift;
   int word;          ///< kOwnKeys, kHereKeys, or the index of the word that signals arrival
   unsigned arrived;  ///< arrived once the counter reaches this
+  int slices;        ///< of kv heads, which double (Part::Stretch): the counter is one lower for each that is missing
 };
 constexpr int kMaxStretches = 16, kOwnKeys = -2, kHereKeys = -1;
 
@@ -98,7 +99,8 @@ struct SpreadKeys {
   const unsigned* words;
   const unsigned* failed;  ///< nonzero: a peer failed, stop waiting
   int count;
-  int unused[11];  ///< pads to the alignment of tensor maps
+  int heads;       ///< kv heads
+  int unused[10];  ///< pads to the alignment of tensor maps
 };
 
 /// For kernels/forward_sm90.cuh and decode_sm90.cuh with KeyRows::spread.

@@ -68,6 +68,19 @@ struct alignas(64) TensorMap {
   std::uint64_t opaque[16];
 };
 
+/// CUDA_MEMCPY2D: an array of bytes, from device memory to device memory.
+struct RowsCopy {
+  struct Side {
+    std::size_t first_byte = 0, first_row = 0;
+    unsigned memory_type = 2;  // CU_MEMORYTYPE_DEVICE
+    const void* host = nullptr;
+    DevicePointer device = 0;
+    void* array = nullptr;
+    std::size_t row_stride = 0;
+  } from{}, to{};
+  std::size_t row_bytes = 0, rows = 0;
+};
+
 // X(name, symbol, parameters)
 #define FOVEAL_DRIVER_FUNCTIONS(X)                                                                                      \
   X(init, cuInit, (unsigned))                                                                                           \
@@ -110,6 +123,7 @@ struct alignas(64) TensorMap {
   X(event_record, cuEventRecord, (EventHandle, StreamHandle))                                                           \
   X(event_query, cuEventQuery, (EventHandle))                                                                           \
   X(copy_on_device, cuMemcpyDtoDAsync_v2, (DevicePointer, DevicePointer, std::size_t, StreamHandle))                    \
+  X(copy_rows_on_device, cuMemcpy2DAsync_v2, (const RowsCopy*, StreamHandle))                                           \
   X(stream_write_value, cuStreamWriteValue32_v2, (StreamHandle, DevicePointer, std::uint32_t, unsigned))                \
   X(stream_wait_value, cuStreamWaitValue32_v2, (StreamHandle, DevicePointer, std::uint32_t, unsigned))                  \
   X(host_register, cuMemHostRegister_v2, (void*, std::size_t, unsigned))                                                \

@@ -145,6 +145,7 @@ device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const problem:
   set(buffers.k, part.k_received, args.k, spread.k, spread.tile_k, spread.sent_tile_k);
   set(buffers.v, part.v_received, args.v, spread.v, spread.tile_v, spread.sent_tile_v);
   spread.count = static_cast<int>(part.stretch_count);
+  spread.heads = static_cast<int>(buffers.k.sizes[2]);
   spread.failed = part.failed;
   for (std::size_t i = 0; i < part.stretch_count; ++i)
     if (part.stretches[i].word != nullptr && (spread.words == nullptr || part.stretches[i].word < spread.words))
@@ -152,7 +153,7 @@ device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const problem:
   for (std::size_t i = 0; i < part.stretch_count; ++i) {
     const Part::Stretch& s = part.stretches[i];
     const int word = !s.received ? device::kOwnKeys : s.word == nullptr ? device::kHereKeys : static_cast<int>(s.word - spread.words);
-    spread.stretch[i] = {static_cast<int>(s.first), static_cast<int>(s.row - s.first), word, s.arrived};
+    spread.stretch[i] = {static_cast<int>(s.first), static_cast<int>(s.row - s.first), word, s.arrived, static_cast<int>(s.slices)};
   }
   return with_keys;
 }

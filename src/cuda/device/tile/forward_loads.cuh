@@ -15,7 +15,7 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Pipelines& pipelines) 
   ForwardTask work;
   u32 tile = 0, query = 0;  // pipeline uses; V is loaded one tile behind K, in the order of consumption
   KeyCoord of_value;
-  ArrivedKeys arrived = 0;
+  ArrivedKeys arrived;
   const auto load_value = [&](u32 use) {
     pipelines.value.producer_acquire(use);
     if (is_leader()) mbarrier_arrive_expect_bytes(pipelines.value.full_barrier(use), kShared.value_bytes);

@@ -69,20 +69,27 @@ FOVEAL_DEVICE void prefetch_key_maps(const SpreadArgs& args) {
   tma_prefetch_map(keys.tile_k), tma_prefetch_map(keys.tile_v), tma_prefetch_map(keys.sent_tile_k), tma_prefetch_map(keys.sent_tile_v);
 }
 
-/// kSpread: bitmask of stretches that this thread has seen arrive.
-using ArrivedKeys = u32;
+/// kSpread: what this thread has seen arrive.
+struct ArrivedKeys {
+  u32 stretches = 0;  ///< bitmask
+  int head = 0;       ///< of this head and all before it
+};
 
 /// Coordinates of the box at `key`, once it has arrived.
 FOVEAL_DEVICE KeyCoord coord_in_stretches(const SpreadKeys& keys, ArrivedKeys& arrived, int key, int head, int batch) {
   int at = 0;
   while (at + 1 < keys.count && keys.stretch[at + 1].first <= key) ++at;
   const KeyStretch& stretch = keys.stretch[at];
-  if (stretch.word >= 0 && !(arrived >> at & 1)) {
+  if (head > arrived.head) arrived = {0, head};
+  if (stretch.word >= 0 && !(arrived.stretches >> at & 1)) {
+    int later = stretch.slices - 1;  // slices after this head's
+    for (int end = keys.heads >> later; later > 0 && head >= end; end *= 2) --later;
+    const u32 wanted = stretch.arrived - later;
     constexpr u32 kPolls = 1024;  // polls between two checks of host memory, which is far away
-    for (u32 polls = 1; static_cast<int>(load_acquire_system(keys.words + stretch.word) - stretch.arrived) < 0; ++polls)
+    for (u32 polls = 1; static_cast<int>(load_acquire_system(keys.words + stretch.word) - wanted) < 0; ++polls)
       if (polls % kPolls == 0 && load_acquire_system(keys.failed) != 0) break;
     fence_async_proxy_of_all_memory();
-    arrived |= 1u << at;
+    arrived.stretches |= 1u << at;
   }
   return {key + stretch.shift, head, batch, at, stretch.word != kOwnKeys};
 }
