@@ -2,6 +2,7 @@
 // A vector indexed by the signed ids of program values (ValueId, NodeId), -1 being no id, without casts at call sites.
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -11,7 +12,7 @@ template <class T>
 class IdVector {
  public:
   IdVector() = default;
-  IdVector(std::size_t count, const T& value) : items_(count, value) {}
+  explicit IdVector(std::int32_t count, const T& value = T()) : items_(static_cast<std::size_t>(count), value) {}
 
   T& operator[](std::int32_t id) { return items_[static_cast<std::size_t>(id)]; }
   const T& operator[](std::int32_t id) const { return items_[static_cast<std::size_t>(id)]; }
@@ -26,6 +27,7 @@ class IdVector {
   const T& back() const { return items_.back(); }
   void assign(std::int32_t count, const T& value) { items_.assign(static_cast<std::size_t>(count), value); }
 
+  std::span<T> span() { return items_; }
   auto begin() { return items_.begin(); }
   auto end() { return items_.end(); }
   auto begin() const { return items_.begin(); }

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "base/parallel.h"
 #include "foveal/tensor.h"
 
@@ -42,7 +43,7 @@ void parallel_runs(const TensorView& view, const Executor& executor, Fn&& fn) {
   constexpr std::int64_t elements_per_task = 1 << 14;
   const auto last = static_cast<std::size_t>(view.rank - 1);
   const std::int64_t count = view.numel(), row = view.rank > 0 ? view.sizes[last] : 1, stride = view.rank > 0 ? view.strides[last] : 1;
-  parallel_for(executor, (count + elements_per_task - 1) / elements_per_task, [&](std::int64_t task, int) {
+  parallel_for(executor, divide_up(count, elements_per_task), [&](std::int64_t task, int) {
     const std::int64_t end = std::min(count, (task + 1) * elements_per_task);
     for (std::int64_t i = task * elements_per_task; i < end;) {
       std::int64_t offset = i % row * stride, rest = i / row;

@@ -128,7 +128,7 @@ class Naive {
     return matrix;
   }
 
-  /// Of each key of one head.
+  /// One per key of a head.
   std::vector<Real> norms(const std::vector<Real>& values, const Sequence& s, std::int64_t dim) const {
     std::vector<Real> found(static_cast<std::size_t>(s.len_kv));
     for (std::int64_t kv = 0; kv < s.len_kv; ++kv) found[static_cast<std::size_t>(kv)] = norm(values.data() + key_offset(s, kv, dim), dim);

@@ -43,13 +43,10 @@ std::unique_ptr<planning::Executable> make_backward(const problem::Problem& prob
   auto setup = std::make_unique<const Setup<Real>>(problem, target, ops, options);
   const BackwardChoice choice = choose(*setup);
   if (choice.strategy != BackwardStrategy::fused) return std::make_unique<SplitBackward<Real>>(std::move(setup), choice);
-  bool packed = false;
-  if constexpr (std::is_same_v<Real, float>) packed = packed_backward_serves(*setup);
-  auto fused = std::make_unique<FusedBackward<Real>>(std::move(setup), choice);
-  if constexpr (std::is_same_v<Real, float>) {
-    if (packed) return make_packed_backward(problem, target, ops, options, std::move(fused));
-  }
-  return fused;
+  if constexpr (std::is_same_v<Real, float>)
+    if (packed_backward_serves(*setup))
+      return make_packed_backward(problem, target, ops, options, std::make_unique<FusedBackward<Real>>(std::move(setup), choice));
+  return std::make_unique<FusedBackward<Real>>(std::move(setup), choice);
 }
 template std::unique_ptr<planning::Executable> make_backward(const problem::Problem&, const Target&, const BlockOps<float>&,
                                                              const PlanOptions&);

@@ -35,7 +35,7 @@ struct Shares {
   /// bytes: the accumulators of one share of every kv head.
   Shares(const problem::Problem& problem, const WorkPlanner& planner, std::int64_t tiles_worth_a_task, std::size_t bytes)
       : groups(std::max<std::int64_t>(1, problem.batch * problem.heads_kv)),
-        useful(std::clamp<std::int64_t>(planner.max_tiles_per_group() / tiles_worth_a_task, 1, (wanted_tasks + groups - 1) / groups)),
+        useful(std::clamp<std::int64_t>(planner.max_tiles_per_group() / tiles_worth_a_task, 1, base::divide_up(wanted_tasks, groups))),
         count(std::clamp<std::int64_t>(static_cast<std::int64_t>(limit / std::max<std::size_t>(1, bytes)), 1, useful)) {}
   std::int64_t groups, useful, count;
 };
@@ -51,7 +51,7 @@ class BackwardPass : public TiledPass<Real, Call, Worker, Lists> {
   /// fn(g, first) for each group, `chunk` of at most `longest` keys or blocks at a time.
   template <class Fn>
   void each_chunk(const Work& work, Worker* workers, std::int64_t longest, std::int64_t chunk, Fn&& fn) const {
-    const auto chunks = static_cast<std::size_t>((longest + chunk - 1) / chunk);
+    const auto chunks = static_cast<std::size_t>(base::divide_up(longest, chunk));
     this->each(work.groups.size() * chunks, workers,
                [&](std::size_t i, Worker&) { fn(i / chunks, static_cast<std::int64_t>(i % chunks) * chunk); });
   }

@@ -55,7 +55,7 @@ void BackwardTasks::make_key_tasks(const BackwardShape& shape, const Work& work)
   const auto blocks_of = [&](const TileGroup& group) { return static_cast<std::int32_t>(work.sequence(group).blocks(shape.block_kv)); };
   std::int32_t count = 0, most = 0;
   for (const TileGroup& group : work.groups) {
-    count += (blocks_of(group) + blocks_per_key_task - 1) / blocks_per_key_task;
+    count += base::divide_up(blocks_of(group), blocks_per_key_task);
     most = std::max(most, blocks_of(group));
   }
   key_tasks.reserve(static_cast<std::size_t>(count));

@@ -69,7 +69,7 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardWork
     const Work& work = *call.work;
     grads_.clear(call.grads, call.buffers.dparams, s_.executor);
     constexpr std::size_t tiles_per_task = 16;
-    this->each((work.tiles.size() + tiles_per_task - 1) / tiles_per_task, workers, [&](std::size_t i, Worker& worker) {
+    this->each(base::divide_up(work.tiles.size(), tiles_per_task), workers, [&](std::size_t i, Worker& worker) {
       fill_rows(call, i * tiles_per_task, std::min(work.tiles.size(), (i + 1) * tiles_per_task), worker);
     });
     call.rows.write_dsink(s_, call.buffers);

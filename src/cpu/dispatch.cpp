@@ -17,7 +17,7 @@ namespace {
 
 // What is missing for a target; empty: nothing.
 #if defined(__x86_64__)
-/// Clang's __builtin_cpu_supports does not know F16C. That the system saves its registers follows from AVX2.
+/// Clang's __builtin_cpu_supports lacks F16C. AVX2 support implies that the system saves its registers.
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);

@@ -85,13 +85,10 @@ template <class Real>
 std::unique_ptr<planning::Executable> make_forward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops,
                                                    const PlanOptions& options) {
   auto setup = std::make_unique<const Setup<Real>>(problem, target, ops, options);
-  bool packed = false;
-  if constexpr (std::is_same_v<Real, float>) packed = packed_forward_serves(*setup);
-  auto forward = std::make_unique<Forward<Real>>(std::move(setup));
-  if constexpr (std::is_same_v<Real, float>) {
-    if (packed) return make_packed_forward(problem, target, ops, options, std::move(forward));
-  }
-  return forward;
+  if constexpr (std::is_same_v<Real, float>)
+    if (packed_forward_serves(*setup))
+      return make_packed_forward(problem, target, ops, options, std::make_unique<Forward<Real>>(std::move(setup)));
+  return std::make_unique<Forward<Real>>(std::move(setup));
 }
 template std::unique_ptr<planning::Executable> make_forward(const problem::Problem&, const Target&, const BlockOps<float>&,
                                                             const PlanOptions&);

@@ -50,7 +50,7 @@ void include(Extremes& extremes, const T* data, const problem::TensorSpec& spec,
   extremes = {low, high};
 }
 
-/// Of the elements; nullopt for real and boolean types.
+/// The extremes of the elements; nullopt for real and boolean types.
 std::optional<Extremes> extremes_of(const problem::TensorSpec& spec, const void* data) {
   const auto of = [&]<class T>(T) {
     Extremes extremes;
@@ -73,44 +73,34 @@ std::optional<Extremes> extremes_of(const problem::TensorSpec& spec, const void*
   }
 }
 
-scoring::Box box_of(const problem::Problem& p) {
-  const auto range = [](std::int64_t low, std::int64_t high) { return Interval{static_cast<double>(low), static_cast<double>(high)}; };
-  const std::int64_t last_q = std::max(p.seqlen_q, p.varlen ? p.total_q : 0), last_kv = p.longest_kv();
-  scoring::Box box{range(0, std::max<std::int64_t>(p.batch, 1) - 1), range(0, p.heads_q - 1), {}, {}, range(0, last_q), range(0, last_kv)};
-  box.q_idx = range(p.attention.q_offset, p.attention.q_offset + std::max<std::int64_t>(last_q, 1) - 1);
-  box.kv_idx = range(p.attention.kv_offset, p.attention.kv_offset + std::max<std::int64_t>(last_kv, 1) - 1);
-  return box;
-}
-
 /// Calls fn(id) for each value that, by the bounds of all, may not fit in 32 bits.
 template <class Fn>
 void each_wide(const scoring::Program& program, const scoring::IntervalProgram& bounds, std::span<const Interval> values, Fn fn) {
-  for (std::size_t id = 0; id < program.code.size(); ++id) {
-    const auto value = static_cast<scoring::ValueId>(id);
-    const bool fits = program.code[id].type != Type::integer || scoring::fits_32_bits(values[id]);
-    if (!fits || bounds.reach(value, values) > 0x1p31 - 1) fn(id);
+  for (scoring::ValueId id = 0; id < program.size(); ++id) {
+    const bool fits = program[id].type != Type::integer || scoring::fits_32_bits(values[static_cast<std::size_t>(id)]);
+    if (!fits || bounds.reach(id, values) > 0x1p31 - 1) fn(id);
   }
 }
 
 }  // namespace
 
-IntegerWidths::IntegerWidths(const problem::Problem& problem) : params_(problem.params), box_(box_of(problem)) {
+IntegerWidths::IntegerWidths(const problem::Problem& problem) : params_(problem.params), box_(problem::box_of(problem)) {
   add("score_mod", problem.pass == Pass::forward ? problem.score->forward : problem.score->backward);
   add("mask", problem.score->mask);
 }
 
 void IntegerWidths::add(const char* what, const scoring::Program& program) {
-  const std::vector<char> flags = wide(program);
+  const base::IdVector<char> flags = wide(program);
   if (std::find(flags.begin(), flags.end(), true) != flags.end()) programs_.push_back({what, program, scoring::IntervalProgram(program)});
 }
 
-std::vector<char> IntegerWidths::wide(const scoring::Program& program) const {
+base::IdVector<char> IntegerWidths::wide(const scoring::Program& program) const {
   std::vector<Interval> ranges, values(program.code.size());
   for (const problem::ParamSpec& param : params_) ranges.push_back(scoring::range_of(param.tensor.dtype));
   const scoring::IntervalProgram bounds(program);
   bounds.evaluate(box_, WholeRanges(ranges), values);
-  std::vector<char> flags(program.code.size(), false);
-  each_wide(program, bounds, values, [&](std::size_t id) { flags[id] = true; });
+  base::IdVector<char> flags(program.size(), false);
+  each_wide(program, bounds, values, [&](scoring::ValueId id) { flags[id] = true; });
   return flags;
 }
 
@@ -133,7 +123,7 @@ bool IntegerWidths::operator()(const std::vector<TensorView>& params, void* memo
   bool wide = false;
   for (const Undecided& program : programs_) {
     program.bounds.evaluate(box_, WholeRanges({ranges, params_.size()}), values);
-    each_wide(program.code, program.bounds, values, [&](std::size_t) { wide = true; });
+    each_wide(program.code, program.bounds, values, [&](scoring::ValueId) { wide = true; });
     const auto overflow = scoring::beyond_64_bits(program.code, values);
     FOVEAL_CHECK(!overflow, program.what, ": an integer may reach from ", overflow->low, " to ", overflow->high,
                  " with these parameters; expected integers of 64 bits (compute it in reals with to_real)");

@@ -15,7 +15,7 @@ class IntegerWidths {
 
   /// For each value of a program, for all possible elements of the parameters: is it an integer that may overflow 32 bits, or a comparison
   /// of integers whose terms may when they are moved from one side to the other?
-  std::vector<char> wide(const scoring::Program& program) const;
+  base::IdVector<char> wide(const scoring::Program& program) const;
 
   /// Whether there is any such value. If not, 32 bits suffice for every run.
   bool undecided() const { return !programs_.empty(); }

@@ -80,7 +80,7 @@ class PackedBackward final : public BackwardPass<float, PackedCall, PackedWorker
     worker_.bytes(&Worker::k_columns, block_bytes_of(s_.dim));
     worker_.bytes(&Worker::scratch, ops_.scratch_bytes);
     const std::int64_t keys = s_.problem.seqlen_kv > 0 ? s_.problem.seqlen_kv : s_.problem.total_kv;
-    if (shares_ == 1) worker_.part(&Worker::own, sums_.layout((keys + ops_.keys - 1) / ops_.keys));
+    if (shares_ == 1) worker_.part(&Worker::own, sums_.layout(base::divide_up(keys, std::int64_t{ops_.keys})));
   }
 
   // ------------------------------------------------------------------------------------------------------------------ running

@@ -29,7 +29,7 @@ class PackedKeys {
     layout.array(&Memory::first_block, static_cast<std::size_t>(s_.planner.max_groups()));
     return layout;
   }
-  /// Of a worker: a copy of a block that spans pages.
+  /// Bytes per worker: a copy of a block that spans pages.
   std::size_t scratch_bytes() const { return KeyBlocks::copy_bytes(s_.problem, block_, std::max(s_.dim, s_.dim_v)); }
   /// Blocks that fit in L2.
   std::int32_t chunk() const { return std::max(1, static_cast<int>(std::size_t{512} * 1024 / (k_bytes_ + v_bytes_))); }

@@ -25,7 +25,7 @@ class PackedQueries {
 
   PackedQueries(const Setup<float>& setup, const PackedBackwardOps& ops) : s_(setup), ops_(ops) {}
 
-  /// Of a tile and its accumulator.
+  /// Bytes of a tile and its accumulator.
   std::size_t bytes() const { return 2 * packed_bytes(s_.dim) + 2 * packed_bytes(s_.dim_v) + dq_bytes(); }
   void lay_out(Layout<Tile>& tile) const {
     const auto lanes = static_cast<std::size_t>(ops_.lanes);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "base/dtype.h"
 #include "base/parallel.h"
 #include "base/strided.h"
@@ -54,7 +55,7 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t share
     }
     // One add per (batch, head) and element: float is wide enough, and such parameters are large.
     accumulator.wide = problem.dtype == DType::f64 || !only_elements;
-    accumulator.bytes = (static_cast<std::size_t>(accumulator.numel) * (accumulator.wide ? 8 : 4) + 255) / 256 * 256;
+    accumulator.bytes = base::round_up(static_cast<std::size_t>(accumulator.numel) * (accumulator.wide ? 8 : 4), std::size_t{256});
     accumulators_.push_back(accumulator);
     texts_.push_back(info.name + ": " + kinds);
   }
@@ -67,7 +68,7 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t share
     std::size_t sum = 0;
     for (Accumulator& a : accumulators_) {
       a.copies = share_parts_ * (a.per_batch ? batch_parts_ : 1) * (a.per_head ? head_parts_ : 1);
-      a.direct = a.copies == 1 && is_plain(problem.params[static_cast<std::size_t>(a.param)].gradient, a.wide ? DType::f64 : DType::f32);
+      a.direct = a.copies == 1 && is_plain(problem.param(a.param).gradient, a.wide ? DType::f64 : DType::f32);
       a.offset = sum;
       if (!a.direct) sum += a.bytes * static_cast<std::size_t>(a.copies);
     }
@@ -123,7 +124,7 @@ std::string ParamGradPlan::reduction() const {
 void ParamGradPlan::clear(void* workspace, const std::vector<TensorView>& dparams, const Executor& executor) const {
   const auto clear = [&](void* memory, std::size_t bytes) {
     constexpr std::size_t piece = 1 << 20;
-    base::parallel_for(executor, static_cast<std::int64_t>((bytes + piece - 1) / piece), [&](std::int64_t task, int) {
+    base::parallel_for(executor, static_cast<std::int64_t>(base::divide_up(bytes, piece)), [&](std::int64_t task, int) {
       const std::size_t begin = static_cast<std::size_t>(task) * piece;
       std::memset(static_cast<char*>(memory) + begin, 0, std::min(piece, bytes - begin));
     });

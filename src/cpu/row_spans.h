@@ -60,7 +60,7 @@ class RowSpans {
         const KeyRange keys = block_ranges(sequence, data, state, block, run.full, first, first + max_lanes, tape_scratch);
         if (keys.begin == keys.end) continue;
         ++partial;
-        const std::int32_t at = block * granules, first_granule = keys.begin / granule, end_granule = (keys.end + granule - 1) / granule;
+        const std::int32_t at = block * granules, first_granule = keys.begin / granule, end_granule = base::divide_up(keys.end, granule);
         const std::int32_t kept_by_all = end_of_whole(ranges, state.tile->lanes(), first_granule);
         add({at + first_granule, at + kept_by_all, at + end_granule, ranges});
       }

@@ -21,7 +21,7 @@ class SplitKv {
 
   int count() const { return count_; }
   bool several() const { return count_ > 1; }
-  /// Of the state of all tiles and splits.
+  /// Bytes of the state of all tiles and splits.
   std::size_t bytes() const { return several() ? static_cast<std::size_t>(places() * count_) * count_of_sums() * sizeof(Real) : 0; }
 
   TileSums<Real> sums(void* memory, std::int64_t tile, int split) const {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "base/dtype.h"
 #include "base/recent.h"
 #include "cpu/integer_widths.h"
@@ -215,10 +216,12 @@ std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
     }
     if (programs->ranges) add(*programs->ranges);
   }
-  return (most + 63) / 64 * 64;
+  return base::round_up(most, std::size_t{64});
 }
 
-std::size_t Tape::data_bytes() const { return (prepared_->layouts.size() * sizeof(TapeParam) + prepared_->widths.bytes() + 63) / 64 * 64; }
+std::size_t Tape::data_bytes() const {
+  return base::round_up(prepared_->layouts.size() * sizeof(TapeParam) + prepared_->widths.bytes(), std::size_t{64});
+}
 
 TapeData Tape::bind(const std::vector<TensorView>& params, void* memory) const {
   auto* bound = static_cast<TapeParam*>(memory);

@@ -48,7 +48,7 @@ class Assembler {
 };
 
 void Assembler::sort_into_sections(const base::IdVector<int>& uses) {
-  base::IdVector<Section> section(static_cast<std::size_t>(nodes_.size()), Section::before);
+  base::IdVector<Section> section(nodes_.size(), Section::before);
   for (NodeId id = 0; id < nodes_.size(); ++id) {
     const Node& node = nodes_[id];
     if (uses[id] == 0 || node.space != Space::none) continue;

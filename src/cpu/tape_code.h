@@ -137,7 +137,7 @@ struct TapePlace {
 struct TapeStep {
   TapeOp op{};
   Varies rank{};           ///< of the result; of the value that accumulate adds
-  bool wide = false;       ///< reals are double whatever the tile holds
+  bool wide = false;       ///< reals are double even if the tile holds floats
   std::int32_t place = 0;  ///< read_*, accumulate
   TapeOperand out, a, b, c;
   int integer_bytes = 0;  ///< broadcast: of integers

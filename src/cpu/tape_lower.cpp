@@ -13,7 +13,7 @@ using scoring::Op;
 using scoring::ValueId;
 
 Lowering::Lowering(TapeNodes& nodes, const scoring::Program& program) : nodes_(nodes), program_(program) {
-  const auto count = static_cast<ValueId>(program.code.size());
+  const ValueId count = program.size();
   const base::IdVector<char> wide = scoring::deciding_reals(program, true);  // in double
   narrow_.assign(count, no_node);
   wide_.assign(count, no_node);

@@ -46,7 +46,7 @@ class Lowering {
 
   bool is_real(ValueId id) const { return program_[id].type == Type::real; }
 
-  bool is_wide(ValueId id) const { return !flags_.empty() && flags_[static_cast<std::size_t>(id)]; }
+  bool is_wide(ValueId id) const { return flags_.size() > 0 && flags_[id]; }
   bool has_wide_operand(const scoring::Instr& instr) const;
   NodeId in_64_bits(ValueId id);
   NodeId lower(ValueId id, bool wide);
@@ -69,7 +69,7 @@ class Lowering {
   TapeNodes& nodes_;
   const scoring::Program& program_;
   base::IdVector<NodeId> narrow_, wide_;  ///< nodes of each value, in the tile's precision and in double; wide_ also integers of 64 bits
-  std::vector<char> flags_;               ///< which integers are wide, see IntegerWidths
+  base::IdVector<char> flags_;            ///< which integers are wide, see IntegerWidths
   base::IdVector<scoring::Linear> linear_;
   std::map<ValueId, NodeId> atoms_;
   ValueId q_ = -1, kv_ = -1;  ///< q_idx and kv_idx, the first of each

@@ -37,7 +37,7 @@ Varies TapeNodes::rank_of_place(int number) const {
 }
 
 base::IdVector<int> TapeNodes::count_uses(const std::vector<NodeId>& roots) const {
-  base::IdVector<int> uses(static_cast<std::size_t>(size()), 0);
+  base::IdVector<int> uses(size(), 0);
   for (NodeId root : roots) ++uses[root];
   for (NodeId id = size(); id-- > 0;)
     if (uses[id] > 0) each_operand(nodes_[id], [&](NodeId arg) { ++uses[arg]; });

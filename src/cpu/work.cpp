@@ -3,16 +3,10 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "base/check.h"
+#include "base/dtype.h"
 
 namespace foveal::cpu {
 namespace {
-
-bool uses(const scoring::Program& program, scoring::Op op) {
-  return std::any_of(program.code.begin(), program.code.end(), [op](const scoring::Instr& instr) { return instr.op == op; });
-}
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// GQA packing: how many query heads share a tile. The choice with the fewest tiles, then the fewest heads.
 struct TileShape {
@@ -21,19 +15,16 @@ struct TileShape {
 TileShape choose_shape(std::int64_t group_size, std::int64_t seqlen_q, int lanes, bool mask_reads_head) {
   TileShape best{1, static_cast<std::int32_t>(std::min<std::int64_t>(seqlen_q, lanes))};
   if (mask_reads_head) return best;
-  std::int64_t fewest = group_size * ceil_div(seqlen_q, best.queries);
+  std::int64_t fewest = group_size * base::divide_up(seqlen_q, best.queries);
   for (std::int32_t heads = 2; heads <= std::min<std::int64_t>(group_size, lanes); ++heads) {
     const auto queries = static_cast<std::int32_t>(std::min<std::int64_t>(seqlen_q, lanes / heads));
-    const std::int64_t tiles = ceil_div(group_size, heads) * ceil_div(seqlen_q, queries);
+    const std::int64_t tiles = base::divide_up(group_size, heads) * base::divide_up(seqlen_q, queries);
     if (tiles < fewest) best = {heads, queries}, fewest = tiles;
   }
   return best;
 }
 
-std::int64_t length_at(const TensorView& view, std::int64_t i) {
-  return view.dtype == DType::i64 ? static_cast<const std::int64_t*>(view.data)[i * view.strides[0]]
-                                  : static_cast<const std::int32_t*>(view.data)[i * view.strides[0]];
-}
+std::int64_t length_at(const TensorView& view, std::int64_t i) { return base::load_integer(view.data, view.dtype, i * view.strides[0]); }
 
 void find_sequences(const problem::Problem& problem, const problem::Buffers* buffers, std::pmr::vector<Sequence>& sequences) {
   sequences.resize(static_cast<std::size_t>(problem.batch));
@@ -106,38 +97,38 @@ struct Row {
 
 WorkPlanner::WorkPlanner(const problem::Problem& problem, const Geometry& geometry) : problem_(problem), geometry_(geometry) {
   const scoring::Program& mask = problem.score->mask;
-  reads_head_ = uses(mask, scoring::Op::head), reads_batch_ = uses(mask, scoring::Op::batch), reads_params_ = uses(mask, scoring::Op::read);
+  reads_head_ = mask.uses(scoring::Op::head), reads_batch_ = mask.uses(scoring::Op::batch), reads_params_ = mask.uses(scoring::Op::read);
   is_static_ = !problem.varlen && !problem.ragged_kv() && !reads_params_;
   if (!mask.empty()) classifier_.emplace(mask);
   // Rows of one head in all sequences: of queries, or with heads side by side, which is chosen where it takes fewer tiles in all.
   const std::int64_t rows_of_one =
-      problem.varlen ? problem.total_q / geometry.lanes + problem.batch : ceil_div(problem.seqlen_q, geometry.lanes);
+      problem.varlen ? problem.total_q / geometry.lanes + problem.batch : base::divide_up(problem.seqlen_q, geometry.lanes);
   const std::int64_t batches = problem.varlen ? 1 : problem.batch;  // rows_of_one counts all sequences of a packed batch
   max_tiles_ = problem.heads_q * rows_of_one * batches;
   max_rows_ = reads_head_ ? max_tiles_ : problem.group_size * rows_of_one * (reads_batch_ || problem.ragged_kv() ? batches : 1);
   constexpr std::int64_t fewest = 128, places = 1 << 18;
-  const std::int64_t most = ceil_div(problem.longest_kv(), geometry.block_kv);
+  const std::int64_t most = base::divide_up(problem.longest_kv(), geometry.block_kv);
   runs_per_row_ = static_cast<std::int32_t>(
       std::clamp<std::int64_t>(std::max(fewest, places / std::max<std::int64_t>(max_rows_, 1)), 1, std::max<std::int64_t>(most, 1)));
 }
 
 std::int64_t WorkPlanner::likely_tiles() const {
-  const std::int64_t queries = problem_.varlen ? ceil_div(problem_.total_q, problem_.batch) : problem_.seqlen_q;
+  const std::int64_t queries = problem_.varlen ? base::divide_up(problem_.total_q, problem_.batch) : problem_.seqlen_q;
   const TileShape shape = choose_shape(problem_.group_size, queries, geometry_.lanes, reads_head_);
-  return problem_.batch * problem_.heads_kv * ceil_div(problem_.group_size, shape.heads) * ceil_div(queries, shape.queries);
+  return problem_.batch * problem_.heads_kv * base::divide_up(problem_.group_size, shape.heads) * base::divide_up(queries, shape.queries);
 }
 
 std::int64_t WorkPlanner::max_groups() const { return problem_.batch * problem_.heads_kv; }
 
 std::int64_t WorkPlanner::max_blocks() const {
   const std::int64_t of_one = problem_.varlen ? problem_.total_kv / geometry_.block_kv + problem_.batch
-                                              : problem_.batch * ceil_div(problem_.seqlen_kv, geometry_.block_kv);
+                                              : problem_.batch * base::divide_up(problem_.seqlen_kv, geometry_.block_kv);
   return problem_.heads_kv * of_one;
 }
 
 std::int64_t WorkPlanner::max_tiles_per_group() const {
   const std::int64_t seqlen_q = problem_.seqlen_q > 0 ? problem_.seqlen_q : problem_.total_q;
-  return problem_.group_size * ceil_div(std::max<std::int64_t>(seqlen_q, 1), geometry_.lanes);
+  return problem_.group_size * base::divide_up(std::max<std::int64_t>(seqlen_q, 1), geometry_.lanes);
 }
 
 std::size_t WorkPlanner::run_bytes() const {
@@ -192,7 +183,7 @@ class WorkPlanner::Planning {
   /// Classifies the rows of tiles of a sequence; heads and batch rows share them where the mask does not read these.
   void classify(const Sequence& s, std::int32_t head, const TileShape& shape) {
     rows_.clear();
-    const std::int64_t row_count = ceil_div(s.seqlen_q, shape.queries), blocks = ceil_div(s.seqlen_kv, block_kv_);
+    const std::int64_t row_count = base::divide_up(s.seqlen_q, shape.queries), blocks = base::divide_up(s.seqlen_kv, block_kv_);
     const auto at = static_cast<std::int64_t>(work_.runs.size());
     if (!planner_.classifier_) {
       if (blocks > 0) work_.runs.push_back({0, static_cast<std::int32_t>(blocks), true});
@@ -245,7 +236,7 @@ class WorkPlanner::Planning {
     work_.tiles.push_back({first, heads, q, std::min(shape.queries, s.seqlen_q - q), row.begin, row.end, row.blocks});
     for (std::int64_t r = row.begin; r < row.end; ++r)
       (work_.runs[static_cast<std::size_t>(r)].full ? work_.full : work_.partial) += blocks_of(r);
-    work_.empty += ceil_div(s.seqlen_kv, block_kv_) - row.blocks;
+    work_.empty += base::divide_up(s.seqlen_kv, block_kv_) - row.blocks;
     return row.blocks;
   }
 
@@ -285,7 +276,7 @@ std::int64_t Work::number_blocks(int block_kv, std::int64_t* first) const {
 Tasks Work::tasks(int tiles_per_task) const {
   std::pmr::vector<Task> tasks(memory());
   std::int64_t count = 0;
-  for (const TileGroup& group : groups) count += ceil_div(group.tile_end - group.tile_begin, tiles_per_task);
+  for (const TileGroup& group : groups) count += base::divide_up(group.tile_end - group.tile_begin, tiles_per_task);
   tasks.reserve(static_cast<std::size_t>(count));
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (std::int64_t t = groups[g].tile_begin; t < groups[g].tile_end; t += tiles_per_task) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/divide.h"
 #include "mask/block_mask.h"
 #include "problem/problem.h"
 
@@ -21,7 +22,7 @@ struct Sequence {
   std::int64_t q_first = 0, kv_first = 0;    ///< positions of the first ones
   std::int32_t whole_q = 0, whole_kv = 0;    ///< the symbols seqlen_q and seqlen_kv
 
-  std::int64_t blocks(int block_kv) const { return (seqlen_kv + block_kv - 1) / block_kv; }
+  std::int64_t blocks(int block_kv) const { return base::divide_up(std::int64_t{seqlen_kv}, block_kv); }
 };
 
 /// The lanes of a tile: `heads` query heads of one kv head, times `queries` queries; lane = (head - head_begin) * queries + (q - q_begin).

@@ -7,10 +7,12 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/divide.h"
+
 namespace foveal::cpu {
 
 constexpr std::size_t field_alignment = 128;  // two cache lines, which processors prefetch together
-constexpr std::size_t aligned_bytes(std::size_t bytes) { return (bytes + field_alignment - 1) / field_alignment * field_alignment; }
+constexpr std::size_t aligned_bytes(std::size_t bytes) { return base::round_up(bytes, field_alignment); }
 
 /// Offsets in bytes: of a member in its struct, and of its array in memory.
 struct Field {

@@ -186,7 +186,7 @@ std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, co
                                              int multiprocessors) {
   const driver::DeviceFacts facts = facts_of_arch(arch, multiprocessors);
   auto executable = make(candidate_for(problem, facts, target), problem, facts);
-  executable->set_arch(arch == "sm_90" ? "sm_90a" : arch);  // WGMMA and TMA are of the latter; no device is the former alone
+  executable->set_arch(arch == "sm_90" ? "sm_90a" : arch);  // WGMMA and TMA need sm_90a, which every device of capability 9.0 is
   return executable;
 }
 

@@ -106,7 +106,7 @@ static int encode(word* map, word address, int type, unsigned rank, const word* 
 }
 )";
 
-/// What load() does once it knows which of the devices it has; NAME stands for the program's name.
+/// load(): finds the device among those it was made for, then loads; NAME stands for the program's name.
 constexpr const char* load_text = R"(
 int NAME_load(struct NAME* loaded) {
   int error, device, major, minor, multiprocessors, d;
@@ -157,7 +157,7 @@ std::string with_name(std::string text, const std::string& name) {
   return text;
 }
 
-/// Things of equal bytes stand once in the program, whichever passes and devices use them.
+/// Equal bytes are stored once in the program, whichever passes and devices use them.
 struct Shared {
   std::string bytes, entry;  ///< entry: of a kernel
   std::string comment;
@@ -245,8 +245,8 @@ class Emitter {
     return text + " multiprocessors (of several, the most that fit are taken)";
   }
 
-  /// A device with fewer multiprocessors than a pass was made for runs it in more waves, unless all CTAs must be there at once; the
-  /// least of an arch therefore takes any device that it can.
+  /// A device with fewer multiprocessors than a pass was made for runs it in more waves, unless all CTAs must be resident at once; the
+  /// last entry of an arch therefore takes any device that it can.
   int least_multiprocessors(std::size_t d) const {
     const bool last = d + 1 == devices_ || at_device(d + 1).arch != at_device(d).arch;
     const bool cooperative =

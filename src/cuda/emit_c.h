@@ -18,8 +18,8 @@ struct EmittedPass {
 };
 
 /// `name` prefixes everything: NAME_load(), NAME_unload(), struct NAME; for each pass NAME_PASS(), struct NAME_PASS_buffers,
-/// NAME_PASS_WORKSPACE_BYTES and the shape it was made for. Devices with more multiprocessors stand first among those of an arch.
-/// Throws invalid_argument for names that are no identifiers or stand twice.
+/// NAME_PASS_WORKSPACE_BYTES and the shape it was made for. Devices with more multiprocessors come first within an arch.
+/// Throws invalid_argument for names that are not identifiers or occur twice.
 EmittedC emit_c(const std::vector<EmittedPass>& passes, const std::string& name);
 
 }  // namespace foveal::cuda

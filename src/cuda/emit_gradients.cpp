@@ -28,8 +28,7 @@ std::string emit_row_reads(const Problem& p, const std::vector<RowRead>& rows) {
   const auto read_of = [&](std::size_t i) -> const scoring::TrainableRead& {
     return p.score->reads[static_cast<std::size_t>(rows[i].read)];
   };
-  text += element_types("RowGradientOf", rows.size(),
-                        [&](std::size_t i) { return p.params[static_cast<std::size_t>(read_of(i).param)].gradient.dtype; });
+  text += element_types("RowGradientOf", rows.size(), [&](std::size_t i) { return p.param(read_of(i).param).gradient.dtype; });
   std::vector<std::string> bins;
   const Writer writer(p, p.score->backward);
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -57,7 +56,7 @@ std::string emit_read_functions(const Problem& p, const Given& given, const std:
   if (!reads.empty()) {
     const Writer writer(p, program), with_given(p, program, given);
     for (const scoring::TrainableRead& read : reads) {
-      const Writer::Apart factor = with_given.factor_apart_from_uniform(read.factor);
+      const Writer::Hoisted factor = with_given.hoist_from_factor(read.factor);
       factors.push_back(with_given.body({read.factor}) + base::join("  return ", factor.rest, ";\n"));
       units.push_back(writer.body(factor.uniform_needs) + base::join("  return ", factor.uniform, ";\n"));
       ones.push_back(factor.rest == "1");
@@ -65,10 +64,7 @@ std::string emit_read_functions(const Problem& p, const Given& given, const std:
       for (std::size_t d = 0; d < read.index.size(); ++d)
         body += base::join("  index[", d, "] = ", writer.index_text(read.index[d], static_cast<std::size_t>(read.param), d), ";\n");
       indices.push_back(body);
-      Instr place;
-      place.param = read.param;
-      place.index = read.index;
-      const std::string bin = writer.element_text(place);
+      const std::string bin = writer.element_text({.param = read.param, .index = read.index});
       const std::size_t number = bins.size();
       bins.push_back(number < bins_of_reads.size() && bins_of_reads[number].copies > 0
                          ? with_given.body(read.index) + base::join("  return ", bin, ";\n")
@@ -102,7 +98,7 @@ std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead)
   const auto dimension = [&](std::size_t r, std::uint8_t symbol) {  // the last one that depends on it
     std::size_t found = 0;
     for (std::size_t d = 0; d < reads[r].index.size(); ++d)
-      if (program.depends_of(reads[r].index[d]) & symbol) found = d;
+      if (program.depends_on(reads[r].index[d], symbol)) found = d;
     return found;
   };
   text += integers("kReadRowDim", count, [&](std::size_t r) { return dimension(r, scoring::depends_q); });
@@ -115,9 +111,9 @@ std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead)
   text += integers("kBinEntries", count, [&](std::size_t r) { return bins_of(r).entries; });
   text += flags("kBinWindow", count, [&](std::size_t r) { return bins_of(r).is_window(); });
   text += integers("kBinDims", count, [&](std::size_t r) { return pair_dimensions(program, reads[r].index); });
-  const std::vector<Interval> bounds = bounds_of(program, p);
+  const base::IdVector<Interval> bounds = bounds_of(program, p);
   text += flags("kFactorIsFinite", count, [&](std::size_t r) {
-    const Interval& factor = bounds[static_cast<std::size_t>(reads[r].factor)];
+    const Interval& factor = bounds[reads[r].factor];
     constexpr double most = 1e30;  // of fp32
     return factor.low >= -most && factor.high <= most && !factor.maybe_nan;
   });

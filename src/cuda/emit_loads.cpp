@@ -6,7 +6,7 @@
 namespace foveal::cuda {
 namespace {
 
-DType dtype_of(const Problem& p, const Instr& read) { return p.params[static_cast<std::size_t>(read.param)].tensor.dtype; }
+DType dtype_of(const Problem& p, const Instr& read) { return p.param(read.param).tensor.dtype; }
 
 }  // namespace
 
@@ -16,11 +16,11 @@ std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, 
   const auto forms = scoring::column_forms(program, p.attention.kv_offset);
   std::vector<PairRead> found;
   int each = 0, runs = 0;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const Instr& instr = program.code[i];
+  for (ValueId id = 0; id < program.size(); ++id) {
+    const Instr& instr = program[id];
     if (instr.op != Op::read || instr.type == Type::boolean) continue;
     if (instr.type == Type::integer && size_of(dtype_of(p, instr)) > 4) continue;  // values are kept as words of 32 bits
-    if (std::find(tiled.begin(), tiled.end(), static_cast<ValueId>(i)) != tiled.end()) continue;
+    if (std::find(tiled.begin(), tiled.end(), id) != tiled.end()) continue;
     int rows = 0, columns = 0;
     bool mixed = false;
     for (const ValueId index : instr.index) {
@@ -31,7 +31,7 @@ std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, 
     if (rows != 1 || columns != 1 || mixed) continue;
     const scoring::ColumnForm form = scoring::form_of_element(forms, instr.index);
     const bool run = form.run >= least_run;
-    if (run ? runs++ < most_runs : each++ < most_each) found.push_back({static_cast<ValueId>(i), run ? form.run : 0, form.repeats});
+    if (run ? runs++ < most_runs : each++ < most_each) found.push_back({id, run ? form.run : 0, form.repeats});
   }
   return found;
 }
@@ -65,7 +65,7 @@ std::string emit_tables(const Problem& p, const Program& program, const std::vec
     const auto& index = instr(t).index;
     std::size_t last = 0;
     for (std::size_t d = 0; d < index.size(); ++d) last = is_pair_dimension(program, index[d]) ? d : last;
-    const std::int64_t size = p.params[static_cast<std::size_t>(instr(t).param)].param.shape()[last];
+    const std::int64_t size = p.param(instr(t).param).param.shape()[last];
     return padded ? table_row_entries(p, index, last, size) : size;
   };
   text += integers("kTableRow", tables.size(), [&](std::size_t t) { return of_rows(t, false); });

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/emit_parts.h"
+#include "score/bounds.h"
 
 namespace foveal::cuda {
 namespace {
@@ -15,14 +16,12 @@ struct LooseIndex {
 std::vector<LooseIndex> loose_indices(const Problem& p, const Program& program) {
   std::vector<LooseIndex> loose;
   if (program.empty()) return loose;
-  const std::vector<Interval> bounds = bounds_of(program, p);
+  const base::IdVector<Interval> bounds = bounds_of(program, p);
   for (const Instr& instr : program.code) {
     if (instr.op != Op::read) continue;
-    for (std::size_t d = 0; d < instr.index.size(); ++d) {
-      const Interval& of_index = bounds[static_cast<std::size_t>(instr.index[d])];
-      const auto last = static_cast<double>(p.params[static_cast<std::size_t>(instr.param)].param.shape()[d] - 1);
-      if (!(of_index.low >= 0 && of_index.high <= last)) loose.push_back({instr.index[d], instr.param, d});
-    }
+    const auto& shape = p.param(instr.param).param.shape();
+    for (std::size_t d = 0; d < instr.index.size(); ++d)
+      if (!scoring::is_inside(bounds[instr.index[d]], shape[d])) loose.push_back({instr.index[d], instr.param, d});
   }
   return loose;
 }
@@ -45,8 +44,9 @@ std::string emit_outside_reads(const Problem& p) {
     return Writer(p, program).body(needed) + tests + "  return false;\n";
   };
   const std::vector<LooseIndex> of_score = loose_indices(p, p.score->forward);
-  const bool reads_score = std::any_of(of_score.begin(), of_score.end(),
-                                       [&](const LooseIndex& loose) { return depends_on_score(p.score->forward, loose.index); });
+  const bool reads_score = std::any_of(of_score.begin(), of_score.end(), [&](const LooseIndex& loose) {
+    return p.score->forward.depends_on(loose.index, scoring::depends_score);
+  });
   return base::join("constexpr bool kIndexReadsScore = ", truth(reads_score), ";\n",
                     "FOVEAL_DEVICE bool mask_reads_outside(const Position& at, const ScoreArgs& args, OutsideRead& read) {\n",
                     statements(p.score->mask), "}\n",

@@ -12,7 +12,7 @@ namespace foveal::cuda {
 
 inline const char* truth(bool value) { return value ? "true" : "false"; }
 
-/// A template whose value or effect for i = 0, 1, ... is given.
+/// A function template with one `if constexpr` branch per body: for i = 0, 1, ...
 inline std::string numbered(const std::string& head, const std::vector<std::string>& bodies, const std::string& otherwise) {
   std::string text = head + " {\n";
   for (std::size_t i = 0; i < bodies.size(); ++i) text += base::join("  if constexpr (i == ", i, ") {\n", bodies[i], "  }\n");
@@ -46,15 +46,13 @@ std::string element_types(const std::string& name, std::size_t count, Fn&& dtype
   return text;
 }
 
-/// Of the functions of a pair.
+/// How functions of a pair are declared: inlined, or called if they are long.
 inline const char* linkage_of(const Problem& p) { return is_long(p) ? "FOVEAL_CALLED" : "FOVEAL_DEVICE"; }
 
 inline constexpr const char* pair_signature = "(const Score& score, const At& at, const ScoreArgs& args)";
 inline constexpr const char* head_signature = "(const Score& score, const Position& at, const ScoreArgs& args)";
 
-inline bool depends_on_score(const Program& program, ValueId value) { return (program.depends_of(value) & scoring::depends_score) != 0; }
-
-/// The dimensions whose index differs between pairs, a bit each.
+/// Bitmask of the dimensions whose index differs between pairs.
 inline int pair_dimensions(const Program& program, const std::vector<ValueId>& index) {
   int dimensions = 0;
   for (std::size_t d = 0; d < index.size(); ++d) dimensions |= is_pair_dimension(program, index[d]) ? 1 << d : 0;
@@ -63,13 +61,13 @@ inline int pair_dimensions(const Program& program, const std::vector<ValueId>& i
 
 // ---- emit_loads.cpp: values that a kernel loads for pairs ----
 
-/// A read that a kernel may load ahead.
+/// A read that a kernel may prefetch.
 struct PairRead {
   ValueId read;
   int run;       ///< ColumnForm::run, where a thread then loads an element once for several of its columns; otherwise 0
   bool repeats;  ///< ColumnForm::repeats
 };
-/// Reads of one element per pair whose index does not depend on the score: a kernel may load them ahead, but for those that come as tiles.
+/// Reads of one element per pair whose index does not depend on the score: a kernel may prefetch them, except those that TMA loads as tiles.
 std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, const std::vector<ValueId>& tiled);
 std::string emit_pair_reads(const Problem& p, const Program& program, const std::vector<PairRead>& reads);
 std::string emit_tables(const Problem& p, const Program& program, const std::vector<ReadTable>& tables);
@@ -81,7 +79,7 @@ std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead)
 
 // ---- score_emit.cpp ----
 
-/// A function for each of some values, found from where a pair is; integers as their bits.
+/// A function per value, of the pair's position; integers are returned as their bits.
 std::string emit_values(const char* name, const std::vector<ValueId>& values, const char* count, const Problem& p);
 
 }  // namespace foveal::cuda

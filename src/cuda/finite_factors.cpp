@@ -47,16 +47,15 @@ class Degrees {
 
   std::optional<int> degree(ValueId id) {
     const Instr& instr = program_[id];
-    const unsigned depends = program_.depends_of(id);
-    if (instr.type != Type::real || (depends & scoring::depends_score)) return {};
+    if (instr.type != Type::real || program_.depends_on(id, scoring::depends_score)) return {};
     if (of_walk(id)) {
       add(walk, id);
       return 1;
     }
-    const Interval& bounds = bounds_[static_cast<std::size_t>(id)];
+    const Interval& bounds = bounds_[id];
     if (const double size = std::max(std::abs(bounds.low), std::abs(bounds.high)); size <= bounded && !bounds.maybe_nan)
       return size <= small ? 0 : 1;
-    if ((depends & (scoring::depends_q | scoring::depends_kv)) == scoring::depends_kv) {
+    if (scoring::varies(program_, id) == Varies::column) {
       add(keys, id);
       return 1;
     }
@@ -80,7 +79,7 @@ class Degrees {
   const Program& program_;
   const LineValues& lines_;
   const Writer writer_;
-  const std::vector<Interval> bounds_;
+  const base::IdVector<Interval> bounds_;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// The kernels that would run for a problem on a GPU that need not be here: to fill caches, to emit them, and for tests.
+// The kernels that would run for a problem on a GPU that need not be present: to fill caches, to emit them, and for tests.
 #include <memory>
 #include <string>
 #include <vector>

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/score_writer.h"
+#include "score/bounds.h"
 
 namespace foveal::cuda {
 namespace {
@@ -47,19 +48,15 @@ class Analysis {
   }
 
  private:
-  bool of_score(ValueId value) const { return (program_.depends_of(value) & scoring::depends_score) != 0; }
+  bool of_score(ValueId value) const { return program_.depends_on(value, scoring::depends_score); }
 
-  std::int64_t size(const TrainableRead& read, std::size_t dimension) const {
-    return p_.params[static_cast<std::size_t>(read.param)].param.shape()[dimension];
-  }
-  const Interval& bounds(const TrainableRead& read, std::size_t dimension) const {
-    return bounds_[static_cast<std::size_t>(read.index[dimension])];
-  }
+  std::int64_t size(const TrainableRead& read, std::size_t dimension) const { return p_.param(read.param).param.shape()[dimension]; }
+  const Interval& bounds(const TrainableRead& read, std::size_t dimension) const { return bounds_[read.index[dimension]]; }
 
   /// No index is clamped, so that different pairs touch different elements.
   bool stays_inside(const TrainableRead& read) const {
     for (std::size_t d = 0; d < read.index.size(); ++d)
-      if (!(bounds(read, d).low >= 0 && bounds(read, d).high <= static_cast<double>(size(read, d) - 1))) return false;
+      if (!scoring::is_inside(bounds(read, d), size(read, d))) return false;
     return true;
   }
 
@@ -88,7 +85,7 @@ class Analysis {
     std::int64_t of_key = 0;                          // elements
     for (std::size_t d = 0; d < read.index.size(); ++d) {
       if (!is_pair_dimension(program_, read.index[d])) continue;
-      if (of_key == 0 && program_.code[static_cast<std::size_t>(read.index[d])].op != scoring::Op::kv_idx) return false;
+      if (of_key == 0 && program_[read.index[d]].op != Op::kv_idx) return false;
       of_key = of_key == 0 ? 1 : std::min(most, of_key * size(read, d));
     }
     return of_key > 0 && of_key * keys <= most;
@@ -96,32 +93,26 @@ class Analysis {
 
   /// The indices are sums of what rows and columns are, and no data is read for them.
   bool sums_of_positions(const TrainableRead& read) const {
-    std::vector<bool> reads(program_.code.size(), false);
-    for (std::size_t i = 0; i < program_.code.size(); ++i) {
-      const Instr& instr = program_.code[i];
-      const auto is = [&](ValueId id) { return id >= 0 && reads[static_cast<std::size_t>(id)]; };
-      reads[i] = instr.op == Op::read || std::any_of(instr.arg.begin(), instr.arg.end(), is);
-    }
-    Instr place;
-    place.param = read.param;
-    place.index = read.index;
-    return std::none_of(read.index.begin(), read.index.end(), [&](ValueId id) { return reads[static_cast<std::size_t>(id)]; }) &&
-           writer_.element_by_lines(place).has_value();
+    const auto needed = scoring::ancestors(program_, read.index);
+    for (ValueId id = 0; id < needed.size(); ++id)
+      if (needed[id] && program_[id].op == Op::read) return false;
+    return writer_.element_by_lines({.param = read.param, .index = read.index}).has_value();
   }
 
   bool follows_from_dk(const TrainableRead& read) const {
     if (read.reduction != Reduction::uniform || !writer_.is_scaled_score(read.factor)) return false;
-    std::uint8_t varies = scoring::depends_score | scoring::depends_q | scoring::depends_kv;
-    if (p_.heads_q != p_.heads_kv) varies |= scoring::depends_head;  // dk is the sum over a group of them
-    const auto depends = [&](ValueId value) { return program_.depends_of(value) & varies; };
-    return std::none_of(read.index.begin(), read.index.end(), depends) && !depends(p_.score->dscore) &&
-           !(depends(read.factor) & scoring::depends_head);
+    const bool grouped = p_.heads_q != p_.heads_kv;  // dk is the sum over a group of query heads
+    const auto differs = [&](ValueId value) {
+      return is_pair_dimension(program_, value) || (grouped && program_.depends_on(value, scoring::depends_head));
+    };
+    return std::none_of(read.index.begin(), read.index.end(), differs) && !differs(p_.score->dscore) &&
+           !(grouped && program_.depends_on(read.factor, scoring::depends_head));
   }
 
   const Problem& p_;
   const Program& program_;
   const Writer writer_;
-  const std::vector<Interval> bounds_;
+  const base::IdVector<Interval> bounds_;
 };
 
 }  // namespace

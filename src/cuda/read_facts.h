@@ -1,6 +1,6 @@
 #pragma once
-// The trained reads of a problem's score: how gradients are stored, and what kernels need to know about their terms. Who sums them is in the read
-// plan (tune/read_plan.h).
+// The trained reads of a problem's score: how gradients are stored, and what kernels need to know about their terms. Which kernel sums them:
+// tune/read_plan.h.
 #include <cstdint>
 #include <vector>
 
@@ -16,13 +16,13 @@ enum class GradientStorage {
   stored,      ///< each element belongs to one pair, which writes it
   added,       ///< one element per pair, shared by several (batch, head): summed by a kernel of its own, in a fixed order
 };
-/// Of each parameter.
+/// One per parameter.
 std::vector<GradientStorage> gradient_storage(const problem::Problem& problem);
 
 struct ReadFacts {
   std::size_t param;
   GradientStorage storage;
-  scoring::Reduction kind;  ///< its reduction; scatter, too, for an element of each pair in exact sums
+  scoring::Reduction kind;  ///< the read's reduction; scatter also where one element per pair goes to exact sums
   /// The gradient is the sum of k . dk over keys, as for score * t[head]: the sum over pairs of dS_ij (q_i . k_j) is the sum over keys of
   /// k_j . (sum over queries of dS_ij q_i), and pairs need no terms.
   bool follows_from_dk;
@@ -49,7 +49,7 @@ struct ReadBins {
   std::int64_t elements = 0;    ///< ReadFacts::elements
   bool is_window() const { return entries < elements; }
 };
-/// Of each trained read of the score.
+/// One per trained read of the score.
 std::vector<ReadFacts> read_facts(const problem::Problem& problem);
 
 }  // namespace foveal::cuda

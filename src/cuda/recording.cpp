@@ -13,7 +13,7 @@ namespace {
 
 using Word = std::uint64_t;
 
-constexpr int map_block = 255;  ///< stands for a tensor map, its offset for which
+constexpr int map_block = 255;  ///< block number of a tensor map; the offset says which
 
 /// The run as it was called, with made-up addresses: `tag`, block and offset in one word.
 struct RawLaunch {
@@ -82,7 +82,7 @@ driver::Result record_map(driver::TensorMap* map, int type, unsigned rank, void*
   return 0;
 }
 
-/// A driver that writes down. A function's handle is the address of its machine code.
+/// A driver that records. A function's handle is the address of its machine code.
 driver::Api recording_api() {
   driver::Api api;
 #define FOVEAL_X(name, symbol, parameters) api.name = not_recorded;

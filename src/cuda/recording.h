@@ -1,5 +1,5 @@
 #pragma once
-// What a plan does to a device, written down instead of done: its kernels, its tables, and the launches and fills of one run with every
+// What a plan does to a device, recorded instead of executed: its kernels, its tables, and the launches and fills of one run with every
 // address in them named. Needs no driver and no device, only machine code. For programs that repeat it without foveal (emit_c.h).
 #include <cstdint>
 #include <memory>
@@ -37,8 +37,8 @@ struct Recording {
     unsigned grid[3] = {1, 1, 1};
     unsigned threads = 1, shared_bytes = 0;
     bool cooperative = false;
-    std::string argument;                                    ///< the one struct that the kernel takes, zeros where addresses and maps stand
-    std::vector<std::pair<std::size_t, Address>> addresses;  ///< byte in `argument`, what belongs there
+    std::string argument;                                    ///< the one struct that the kernel takes, zeros in place of addresses and maps
+    std::vector<std::pair<std::size_t, Address>> addresses;  ///< byte offset in `argument`, and what goes there
     std::vector<std::pair<std::size_t, TensorMap>> maps;
   };
   struct Fill {

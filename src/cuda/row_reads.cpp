@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/score_writer.h"
+#include "score/bounds.h"
 #include "score/column_forms.h"
 
 namespace foveal::cuda {
@@ -11,27 +12,23 @@ std::optional<RowRead> row_read(const Problem& p, int number) {
   constexpr std::int64_t most = 4096;  // entries: shared memory has room for no more rows of them than a warp has
   const Program& program = p.score->backward;
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
-  const std::vector<std::int64_t> shape = p.params[static_cast<std::size_t>(read.param)].param.shape();
-  const std::vector<Interval> bounds = bounds_of(program, p);
-  const auto stays_inside = [&](std::size_t d) {
-    const Interval& index = bounds[static_cast<std::size_t>(read.index[d])];
-    return index.low >= 0 && index.high <= static_cast<double>(shape[d] - 1);
-  };
+  const std::vector<std::int64_t> shape = p.param(read.param).param.shape();
+  const base::IdVector<Interval> bounds = bounds_of(program, p);
   bool of_row = false, own_row = false, inside = true;
   std::int64_t entries = 1;
   unsigned dims = 0;
   std::vector<ValueId> columns;
   for (std::size_t d = 0; d < read.index.size(); ++d) {
-    const unsigned depends = program.depends_of(read.index[d]);
-    if (depends & scoring::depends_score) return {};
-    inside = inside && stays_inside(d);
-    if (depends & scoring::depends_kv) {
+    const ValueId index = read.index[d];
+    if (program.depends_on(index, scoring::depends_score)) return {};
+    inside = inside && scoring::is_inside(bounds[index], shape[d]);
+    if (program.depends_on(index, scoring::depends_kv)) {
       entries = std::min(most + 1, entries * shape[d]);
       dims |= 1u << d;
-      columns.push_back(read.index[d]);
-    } else if (depends & scoring::depends_q) {
+      columns.push_back(index);
+    } else if (program.depends_on(index, scoring::depends_q)) {
       of_row = true;
-      own_row = own_row || program[read.index[d]].op == Op::q_idx;
+      own_row = own_row || program[index].op == Op::q_idx;
     }
   }
   if (!of_row || columns.empty() || entries > most) return {};

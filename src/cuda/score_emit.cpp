@@ -37,7 +37,7 @@ std::string emit_lines(const Problem& p, const LineValues& lines) {
 std::string emit_sink(const Problem& p, bool of_gradient) {
   Problem rows = p;
   rows.score = std::make_shared<const scoring::ScoreProgram>();
-  if (rows.sink >= 0 && of_gradient && !p.params[static_cast<std::size_t>(p.sink)].gradient.present) rows.sink = -1;
+  if (rows.sink >= 0 && of_gradient && !p.param(p.sink).gradient.present) rows.sink = -1;
   return emit_score(rows);
 }
 
@@ -86,18 +86,18 @@ struct Offsets {
 
  private:
   void add(const Writer& writer, const Writer::ScoreSum::Offset& offset, const std::string& of_gain, const Ahead& ahead) {
-    const std::string unit = in_scores ? base::join("(", offset.apart.uniform, ") / (", of_gain, ")") : offset.apart.uniform;
-    units.push_back(writer.body(offset.apart.uniform_needs) + base::join("  return ", unit, ";\n"));
+    const std::string unit = in_scores ? base::join("(", offset.term.uniform, ") / (", of_gain, ")") : offset.term.uniform;
+    units.push_back(writer.body(offset.term.uniform_needs) + base::join("  return ", unit, ";\n"));
     bool scaled = false;
     for (std::size_t t = 0; t < ahead.tables.size() && first; ++t) {
-      if (!offset.apart.uniform_needs.empty() || writer.varying_factors(offset.value) != std::vector{ahead.tables[t].read}) continue;
+      if (!offset.term.uniform_needs.empty() || writer.varying_factors(offset.value) != std::vector{ahead.tables[t].read}) continue;
       table_units[t] = units.back();
       scaled = table_is_scaled[t] = true;
     }
     is_scaled.push_back(scaled);
     const auto& values = ahead.lines.walk;
     walk.push_back(static_cast<std::size_t>(std::find(values.begin(), values.end(), offset.column) - values.begin()));
-    in_units.push_back(writer.body({offset.value}) + base::join("  return ", offset.apart.rest, ";\n"));
+    in_units.push_back(writer.body({offset.value}) + base::join("  return ", offset.term.rest, ";\n"));
     rows.push_back(writer.body({offset.value}) + base::join("  return ", offset.row, ";\n"));
     has_row.push_back(offset.row != "1");
   }
@@ -108,11 +108,11 @@ struct Offsets {
 std::string emit_score(const Problem& p, const Ahead& ahead) {
   const scoring::ScoreProgram& score = *p.score;
   const bool backward = p.has_score_mod() && p.pass == Pass::backward;
-  std::string text =
-      base::join("constexpr bool kHasScore = ", truth(p.has_score_mod()), ";\n", "constexpr bool kHasMask = ", truth(p.has_mask()), ";\n",
-                 "constexpr bool kHasSink = ", truth(p.sink >= 0), ";\n",
-                 "constexpr bool kSlopeOfScore = ", truth(backward && depends_on_score(score.backward, score.dscore)), ";\n");
-  const bool sink_gradient = p.sink >= 0 && p.params[static_cast<std::size_t>(p.sink)].gradient.present;
+  std::string text = base::join(
+      "constexpr bool kHasScore = ", truth(p.has_score_mod()), ";\n", "constexpr bool kHasMask = ", truth(p.has_mask()), ";\n",
+      "constexpr bool kHasSink = ", truth(p.sink >= 0), ";\n",
+      "constexpr bool kSlopeOfScore = ", truth(backward && score.backward.depends_on(score.dscore, scoring::depends_score)), ";\n");
+  const bool sink_gradient = p.sink >= 0 && p.param(p.sink).gradient.present;
   text += base::join("constexpr int kSinkParam = ", sink_gradient ? p.sink : -1, ";\n");
 
   const scoring::Program& program = program_of(p);
@@ -133,26 +133,26 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   if (p.has_score_mod()) {
     const Writer writer(p, program, given);
     const ValueId result = backward ? score.modified : program.outputs[0];
-    const Writer::Apart value = backward ? writer.apart_from_uniform(result) : writer.apart_from_constant(result);
+    const Writer::Hoisted value = backward ? writer.hoist_uniform(result) : writer.hoist_constant(result);
     times = writer.tanh_times(result);
     modified = writer.body({result}) + base::join("  return ", value.rest, ";\n");
     unit = writer.body(value.uniform_needs) + base::join("  return ", value.uniform, ";\n");
     if (uniform) offsets = Offsets(writer, result, ahead);
     if (offsets.in_scores) modified = "  return score.raw;\n", unit = offsets.gain;
     if (backward) {
-      const Writer::Apart dscore = writer.slope_apart_from_uniform(score.dscore);
+      const Writer::Hoisted dscore = writer.hoist_from_slope(score.dscore);
       slope = writer.body({score.dscore}) + base::join("  return ", dscore.rest, ";\n");
       slope_unit = writer.body(dscore.uniform_needs) + base::join("  return ", dscore.uniform, ";\n");
     }
   }
   if (p.has_mask() && !ahead.band) keep = Writer(p, score.mask).result(score.mask.outputs[0]);
   if (p.sink >= 0) {
-    const problem::TensorSpec& tensor = p.params[static_cast<std::size_t>(p.sink)].tensor;
+    const problem::TensorSpec& tensor = p.param(p.sink).tensor;
     sink = base::join("  return fv_load<", device_type(tensor.dtype), ">(args.param[", p.sink, "].data, head * args.param[", p.sink,
                       "].stride[0]);\n");
   }
   text += base::join("constexpr bool kTanhAhead = ", truth(given.tanh.has_value()), ";\n");
-  text += base::join("constexpr bool kCappedScore = ", truth(ahead.tanh && uniform && !backward && is_capped(p)), ";\n");
+  text += base::join("constexpr bool kCappedScore = ", truth(ahead.tanh && uniform && !backward && is_softcap(p)), ";\n");
   text += base::join("FOVEAL_DEVICE real tanh_factor", head_signature, " {\n",
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("FOVEAL_DEVICE real tanh_times", head_signature, " {\n", times, "}\n");

@@ -3,69 +3,54 @@
 #include <algorithm>
 
 #include "cuda/score_writer.h"
+#include "score/op_table.h"
 
 namespace foveal::cuda {
 namespace {
 
-bool result_depends_on_head(const Program& program) { return (program.depends_of(program.outputs[0]) & scoring::depends_head) != 0; }
+bool result_depends_on_head(const Program& program) { return program.depends_on(program.outputs[0], scoring::depends_head); }
 
 }  // namespace
 
-bool evaluates_special_functions(const problem::Problem& p) {
-  using scoring::Op;
-  constexpr Op special[] = {Op::exp,  Op::exp2,    Op::log, Op::log2, Op::sqrt, Op::rsqrt,
-                            Op::tanh, Op::sigmoid, Op::sin, Op::cos,  Op::tan,  Op::pow};
-  const scoring::Program& program = p.score->forward;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const Varies over = scoring::varies(program, static_cast<ValueId>(i));
-    if ((over == Varies::diagonal || over == Varies::pair) &&
-        std::find(std::begin(special), std::end(special), program.code[i].op) != std::end(special))
-      return true;
+bool evaluates_special_functions(const Problem& p) {
+  const Program& program = p.score->forward;
+  for (ValueId id = 0; id < program.size(); ++id) {
+    const Varies over = scoring::varies(program, id);
+    if ((over == Varies::diagonal || over == Varies::pair) && scoring::row(program[id].op).gpu.special) return true;
   }
   return false;
 }
 
-bool is_light(const problem::Problem& p) {
-  const scoring::Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const scoring::Op op = program.code[i].op;
-    const bool light = op == scoring::Op::score || op == scoring::Op::add || op == scoring::Op::sub || op == scoring::Op::mul;
-    if ((program.depends[i] & scoring::depends_score) != 0 && !light) return false;
+bool is_light(const Problem& p) {
+  const Program& program = program_of(p);
+  for (ValueId id = 0; id < program.size(); ++id) {
+    const Op op = program[id].op;
+    const bool light = op == Op::score || op == Op::add || op == Op::sub || op == Op::mul;
+    if (program.depends_on(id, scoring::depends_score) && !light) return false;
   }
   return true;
 }
 
-bool reads_pairs(const problem::Problem& p, std::uint8_t besides, const std::vector<PairTile>& tiles) {
-  const scoring::Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
+bool reads_pairs(const Problem& p, std::uint8_t ignored, const std::vector<PairTile>& tiles) {
+  const Program& program = program_of(p);
   constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const auto same = [&](const PairTile& tile) { return tile.read == static_cast<scoring::ValueId>(i); };
-    if (program.code[i].op == scoring::Op::read && (program.depends[i] & (pair | besides)) == pair && !program.along_diagonals[i] &&
+  for (ValueId id = 0; id < program.size(); ++id) {
+    const auto same = [&](const PairTile& tile) { return tile.read == id; };
+    if (program[id].op == Op::read && (program.depends_of(id) & (pair | ignored)) == pair && scoring::varies(program, id) == Varies::pair &&
         std::none_of(tiles.begin(), tiles.end(), same))
       return true;
   }
   return false;
 }
 
-bool sequences_share_pairs(const problem::Problem& p) { return p.batch > 1 && reads_pairs(p, scoring::depends_batch); }
-
-bool comes_from(const scoring::Program& program, scoring::ValueId value, scoring::ValueId source) {
-  std::vector<bool> reached(program.code.size(), false);
-  reached[static_cast<std::size_t>(source)] = true;
-  for (std::size_t i = static_cast<std::size_t>(source) + 1; i < program.code.size(); ++i) {
-    const auto is = [&](scoring::ValueId id) { return id >= 0 && reached[static_cast<std::size_t>(id)]; };
-    reached[i] = std::any_of(program.code[i].arg.begin(), program.code[i].arg.end(), is) ||
-                 std::any_of(program.code[i].index.begin(), program.code[i].index.end(), is);
-  }
-  return reached[static_cast<std::size_t>(value)];
-}
+bool sequences_share_pairs(const Problem& p) { return p.batch > 1 && reads_pairs(p, scoring::depends_batch); }
 
 std::vector<PairTile> find_pair_tiles(const Problem& p) {
   const Program& program = program_of(p);
   const Writer writer(p, program);
   std::vector<PairTile> tiles;
-  for (std::size_t i = 0; i < program.code.size() && tiles.size() < max_pair_tiles; ++i)
-    if (auto tile = writer.tile_of(static_cast<ValueId>(i))) tiles.push_back(*std::move(tile));
+  for (ValueId id = 0; id < program.size() && tiles.size() < max_pair_tiles; ++id)
+    if (auto tile = writer.tile_of(id)) tiles.push_back(*std::move(tile));
   return tiles;
 }
 
@@ -74,11 +59,11 @@ std::vector<PairTile> find_transposed_pair_tiles(const Problem& p) {
   const Writer writer(p, program);
   const auto forms = scoring::column_forms(program, p.attention.kv_offset);
   std::vector<PairTile> tiles;
-  for (std::size_t i = 0; i < program.code.size() && tiles.size() < max_pair_tiles; ++i) {
-    auto tile = writer.tile_of(static_cast<ValueId>(i), true);
-    if (!tile) tile = writer.tile_of(static_cast<ValueId>(i), true, true);
+  for (ValueId id = 0; id < program.size() && tiles.size() < max_pair_tiles; ++id) {
+    auto tile = writer.tile_of(id, true);
+    if (!tile) tile = writer.tile_of(id, true, true);
     if (!tile) continue;
-    const scoring::ColumnForm& form = forms[static_cast<std::size_t>(program.code[i].index[static_cast<std::size_t>(tile->column)])];
+    const scoring::ColumnForm& form = forms[program[id].index[static_cast<std::size_t>(tile->column)]];
     if (tile->wraps && form.repeats) tile->keys = scoring::ColumnForm::period;
     tile->same = tile->stairs && form.run >= 16;
     tiles.push_back(*std::move(tile));
@@ -92,7 +77,7 @@ std::int64_t table_row_entries(const Problem& p, const std::vector<ValueId>& ind
   const auto place = index.begin() + static_cast<std::ptrdiff_t>(dimension);
   const bool last = std::none_of(place + 1, index.end(), differs), only = std::none_of(index.begin(), place, differs);
   const Instr& at = program[index[dimension]];
-  const bool of_byte = at.op == Op::read && p.params[static_cast<std::size_t>(at.param)].tensor.dtype == DType::u8;
+  const bool of_byte = at.op == Op::read && p.param(at.param).tensor.dtype == DType::u8;
   if (last && only && of_byte && p.pass == Pass::forward) return std::max<std::int64_t>(size, 256);
   return last && !only && size % 2 == 0 ? size + 1 : size;
 }
@@ -100,32 +85,31 @@ std::int64_t table_row_entries(const Problem& p, const std::vector<ValueId>& ind
 std::vector<ReadTable> find_read_tables(const Problem& p, const std::vector<PairTile>& tiles) {
   const Program& program = program_of(p);
   std::vector<ReadTable> tables;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const Instr& instr = program.code[i];
-    const auto same = [&](const PairTile& tile) { return tile.read == static_cast<ValueId>(i); };
-    const bool at_pairs =
-        scoring::varies(program, static_cast<ValueId>(i)) == Varies::pair && !(program.depends[i] & scoring::depends_score);
+  for (ValueId id = 0; id < program.size(); ++id) {
+    const Instr& instr = program[id];
+    const auto same = [&](const PairTile& tile) { return tile.read == id; };
+    const bool at_pairs = scoring::varies(program, id) == Varies::pair && !program.depends_on(id, scoring::depends_score);
     if (instr.op != Op::read || instr.type != Type::real || !at_pairs || std::any_of(tiles.begin(), tiles.end(), same)) continue;
-    if (p.params[static_cast<std::size_t>(instr.param)].tensor.dtype == DType::f64) continue;
+    if (p.param(instr.param).tensor.dtype == DType::f64) continue;
     const std::int64_t most = 8 * p.seqlen_kv;  // filled for a row of tiles, and read there for 64 times as many pairs as one has keys
-    const auto& shape = p.params[static_cast<std::size_t>(instr.param)].param.shape();
+    const auto& shape = p.param(instr.param).param.shape();
     std::int64_t elements = 1, entries = 1;
     for (std::size_t d = 0; d < instr.index.size() && elements <= most; ++d) {
       if (!is_pair_dimension(program, instr.index[d])) continue;
       elements *= shape[d];
       entries *= table_row_entries(p, instr.index, d, shape[d]);
     }
-    if (elements <= most) tables.push_back({static_cast<ValueId>(i), elements, entries});
+    if (elements <= most) tables.push_back({id, elements, entries});
   }
   std::stable_sort(tables.begin(), tables.end(), [](const ReadTable& a, const ReadTable& b) { return a.entries < b.entries; });
   return tables;
 }
 
-bool is_capped(const Problem& p) {
+bool is_softcap(const Problem& p) {
   if (!p.has_score_mod()) return false;
   Given given;
   given.tanh = Writer(p, p.score->forward).tanh_of_score();
-  return Writer(p, p.score->forward, given).is_capped(p.score->forward.outputs[0]);
+  return Writer(p, p.score->forward, given).is_softcap(p.score->forward.outputs[0]);
 }
 
 bool is_sum(const Problem& p) {
@@ -137,17 +121,18 @@ bool is_sum(const Problem& p) {
 bool offsets_come_first(const Problem& p, const std::vector<PairTile>& tiles, const std::vector<ReadTable>& tables) {
   if (p.pass != Pass::forward || !p.has_score_mod() || tables.empty()) return false;
   const Program& program = p.score->forward;
-  const auto is_read = [&](std::size_t i) { return program.code[i].op == Op::read; };
+  const auto is_read = [&](ValueId id) { return program[id].op == Op::read; };
   const auto integers_choose = [&](const ReadTable& table) {
-    for (std::size_t i = 0; i < static_cast<std::size_t>(table.read); ++i)
-      if (is_read(i) && comes_from(program, table.read, static_cast<ValueId>(i))) return true;
+    const auto needed = scoring::ancestors(program, {table.read});
+    for (ValueId id = 0; id < table.read; ++id)
+      if (needed[id] && is_read(id)) return true;
     return false;
   };
   if (!std::all_of(tables.begin(), tables.end(), integers_choose)) return false;
   if (std::any_of(tiles.begin(), tiles.end(), [](const PairTile& tile) { return tile.element_bytes > 1; })) return false;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const auto is = [&](const auto& known) { return known.read == static_cast<ValueId>(i); };
-    const bool of_pairs = is_read(i) && scoring::varies(program, static_cast<ValueId>(i)) == Varies::pair;
+  for (ValueId id = 0; id < program.size(); ++id) {
+    const auto is = [&](const auto& known) { return known.read == id; };
+    const bool of_pairs = is_read(id) && scoring::varies(program, id) == Varies::pair;
     if (of_pairs && std::none_of(tiles.begin(), tiles.end(), is) && std::none_of(tables.begin(), tables.end(), is)) return false;
   }
   const auto sum = Writer(p, program).sum_with_score(program.outputs[0]);
@@ -165,52 +150,28 @@ int offsets_as_columns(const Problem& p, const LineValues& lines) {
   return static_cast<int>(sum->offsets.size());
 }
 
-std::vector<bool> straight_values(const Problem& p) {
+base::IdVector<char> affine_values(const Problem& p) {
   const Program& program = program_of(p);
   const Writer writer(p, program);
-  std::vector<bool> straight;
-  for (std::size_t i = 0; i < program.code.size(); ++i) straight.push_back(writer.is_straight(static_cast<ValueId>(i)));
-  return straight;
+  base::IdVector<char> affine;
+  for (ValueId id = 0; id < program.size(); ++id) affine.add(writer.is_affine(id));
+  return affine;
 }
 
 bool is_long(const Problem& p) {
   constexpr int limit = 500;  // instructions, about
-  const scoring::Program& program = program_of(p);
+  const Program& program = program_of(p);
   int instructions = 0;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    if (scoring::varies(program, static_cast<ValueId>(i)) == Varies::uniform) continue;
-    switch (program.code[i].op) {
-      case Op::sin:
-      case Op::cos:
-      case Op::tan:
-      case Op::pow:
-        instructions += 60;  // reduction of any argument
-        break;
-      case Op::erf:
-      case Op::mod:
-      case Op::floor_div:
-        instructions += 20;
-        break;
-      case Op::exp:
-      case Op::exp2:
-      case Op::log:
-      case Op::log2:
-      case Op::tanh:
-      case Op::sigmoid:
-        instructions += 6;
-        break;
-      default:
-        ++instructions;
-    }
-  }
+  for (ValueId id = 0; id < program.size(); ++id)
+    if (scoring::varies(program, id) != Varies::uniform) instructions += scoring::row(program[id].op).gpu.instructions;
   return instructions > limit;
 }
 
 bool slope_has_unit(const Problem& p) {
   if (!p.has_score_mod() || p.pass != Pass::backward) return false;
-  const scoring::Instr& slope = p.score->backward.code[static_cast<std::size_t>(p.score->dscore)];
+  const Instr& slope = p.score->backward[p.score->dscore];
   if (slope.op == Op::real_const && slope.real == 1) return false;
-  return Writer(p, program_of(p)).slope_apart_from_uniform(p.score->dscore).uniform != "1";
+  return Writer(p, program_of(p)).hoist_from_slope(p.score->dscore).uniform != "1";
 }
 bool score_depends_on_head(const Problem& p) { return p.has_score_mod() && result_depends_on_head(p.score->forward); }
 bool mask_depends_on_head(const Problem& p) { return p.has_mask() && result_depends_on_head(p.score->mask); }

@@ -45,19 +45,17 @@ std::vector<PairTile> find_transposed_pair_tiles(const problem::Problem& problem
 bool evaluates_special_functions(const problem::Problem& problem);
 /// Is the score only added to and multiplied? Other scores need more registers.
 bool is_light(const problem::Problem& problem);
-/// Does the score read an element of a parameter per pair? Reads that depend on `besides` and those among `tiles` do not count.
-bool reads_pairs(const problem::Problem& problem, std::uint8_t besides = 0, const std::vector<PairTile>& tiles = {});
+/// Does the score read an element of a parameter per pair? Ignores reads that depend on the symbols `ignored`, and those of `tiles`.
+bool reads_pairs(const problem::Problem& problem, std::uint8_t ignored = 0, const std::vector<PairTile>& tiles = {});
 /// Does it read such elements that all sequences share? Then the tasks of one head should follow each other.
 bool sequences_share_pairs(const problem::Problem& problem);
-/// Does a value of a program depend on another one?
-bool comes_from(const scoring::Program& program, scoring::ValueId value, scoring::ValueId source);
 
 /// How many offsets a forward pass adds that are outer products of a row value and a column value: tensor cores can add these as extra columns of
 /// the head dim (device/tile/extra_columns.cuh). 0: some are not, or too few or too many to pay.
 int offsets_as_columns(const problem::Problem& problem, const LineValues& lines);
 
 /// Is the score a softcap: factor * tanh(raw score * factor)?
-bool is_capped(const problem::Problem& problem);
+bool is_softcap(const problem::Problem& problem);
 /// Is the score of a forward pass the raw score times a uniform factor, plus short offsets that do not depend on it?
 bool is_sum(const problem::Problem& problem);
 /// Should a forward kernel with these tiles and tables start its accumulators from the offsets, so that the tensor cores add them to q . k? Pays for
@@ -67,9 +65,9 @@ bool offsets_come_first(const problem::Problem& problem, const std::vector<PairT
 /// Does the score of a forward pass, or the mask, depend on the head?
 bool score_depends_on_head(const problem::Problem& problem);
 bool mask_depends_on_head(const problem::Problem& problem);
-/// Which values of the pass's program are a multiple of a sum of q, kv and uniform terms? These take two instructions where they are used, less
-/// than loading a line value costs.
-std::vector<bool> straight_values(const problem::Problem& problem);
+/// Which values of the pass's program are affine in q and kv, with a uniform factor and uniform terms? These take two instructions where they
+/// are used, less than loading a line value costs.
+base::IdVector<char> affine_values(const problem::Problem& problem);
 /// Is the score too long to be inlined for each pair of a thread? Then it is a function call: slower, but ptxas finishes in seconds. Kernels with
 /// wgmma cannot make calls.
 bool is_long(const problem::Problem& problem);

@@ -4,10 +4,11 @@
 #include <limits>
 
 #include "cuda/score_writer.h"
+#include "score/bounds.h"
 
 namespace foveal::cuda {
 
-bool Writer::is_straight(ValueId value) const {
+bool Writer::is_affine(ValueId value) const {
   const Product product = product_of(value);
   if (product.rest.size() != 1) return false;
   const Instr& rest = program_[product.rest[0]];
@@ -17,7 +18,7 @@ bool Writer::is_straight(ValueId value) const {
 }
 
 std::int64_t Writer::entries_of(const Instr& instr, std::size_t dimension, bool padded) const {
-  const std::int64_t size = problem_.params[static_cast<std::size_t>(instr.param)].param.shape()[dimension];
+  const std::int64_t size = problem_.param(instr.param).param.shape()[dimension];
   return padded ? table_row_entries(problem_, instr.index, dimension, size) : size;
 }
 
@@ -27,8 +28,7 @@ std::string Writer::element_text(const Instr& instr, bool padded) const {
   std::string element;
   for (std::size_t d = 0; d < instr.index.size(); ++d) {
     if (!is_pair_dimension(program_, instr.index[d])) continue;
-    const Interval& bounds = bounds_[at(instr.index[d])];
-    const bool inside = padded && bounds.low >= 0 && bounds.high < static_cast<double>(entries_of(instr, d, true));
+    const bool inside = padded && scoring::is_inside(bounds_[instr.index[d]], entries_of(instr, d, true));
     const std::string index = inside ? base::join("int(v", instr.index[d], ")") : index_text(instr.index[d], param, d);
     element = element.empty() ? index : base::join("(", element, ") * ", entries_of(instr, d, padded), " + ", index);
   }
@@ -37,8 +37,7 @@ std::string Writer::element_text(const Instr& instr, bool padded) const {
 
 std::string Writer::index_text(ValueId index, std::size_t param, std::size_t dimension) const {
   const auto& size = problem_.params[param].param.shape()[dimension];
-  const Interval& bounds = bounds_[at(index)];
-  if (bounds.low >= 0 && bounds.high <= static_cast<double>(size - 1)) return base::join("int(v", index, ")");
+  if (scoring::is_inside(bounds_[index], size)) return base::join("int(v", index, ")");
   return base::join("fv_clamp(v", index, ", args.param[", param, "].size[", dimension, "])");
 }
 
@@ -62,7 +61,7 @@ std::string Writer::offset_text(const Instr& instr) const {
 std::optional<PairTile> Writer::tile_of(ValueId id, bool transposed, bool stairs) const {
   const Instr& instr = program_[id];
   if (instr.op != Op::read || instr.type == Type::boolean) return {};
-  const problem::TensorSpec& tensor = problem_.params[static_cast<std::size_t>(instr.param)].tensor;
+  const problem::TensorSpec& tensor = problem_.param(instr.param).tensor;
   const auto bytes = static_cast<int>(size_of(tensor.dtype));
   if (bytes > 4 || (bytes == 1 && (transposed || tensor.dtype == DType::i8)) || !tensor.aligned)
     return {};  // bytes: widened without a sign only
@@ -81,18 +80,16 @@ std::optional<PairTile> Writer::tile_of(ValueId id, bool transposed, bool stairs
       continue;
     }
     const auto sum = sum_of(index);
-    const Interval& bounds = bounds_[at(index)];
-    const bool inside = bounds.low >= 0 && bounds.high <= static_cast<double>(tensor.sizes[d] - 1);
-    if (!inside || !sum) return {};
-    const std::int64_t count = static_cast<std::int64_t>(bounds.high) + 1;
+    if (!scoring::is_inside(bounds_[index], tensor.sizes[d]) || !sum) return {};
+    const std::int64_t count = static_cast<std::int64_t>(bounds_[index].high) + 1;
     constexpr int chunk_bytes = 128;
-    if (tile.column < 0 && tensor.strides[d] == 1 && sum->kv == 0 && forms_[at(index)].line * tile.element_bytes >= chunk_bytes &&
-        !(program_.depends_of(index) & scoring::depends_q)) {
+    if (tile.column < 0 && tensor.strides[d] == 1 && sum->kv == 0 && forms_[index].line * tile.element_bytes >= chunk_bytes &&
+        !program_.depends_on(index, scoring::depends_q)) {
       tile.column = static_cast<int>(d), tile.columns = count, tile.wraps = true;
       continue;
     }
-    if (stairs && tile.column < 0 && tensor.strides[d] == 1 && tile.element_bytes == 4 && forms_[at(index)].stairs &&
-        !(program_.depends_of(index) & scoring::depends_q)) {
+    if (stairs && tile.column < 0 && tensor.strides[d] == 1 && tile.element_bytes == 4 && forms_[index].stairs &&
+        !program_.depends_on(index, scoring::depends_q)) {
       tile.column = static_cast<int>(d), tile.columns = count, tile.stairs = true;
       continue;
     }
@@ -140,7 +137,7 @@ std::pair<std::string, std::string> Writer::bytes_from_origin(const Instr& instr
 
 std::optional<Writer::SumOfPlaces> Writer::sum_of_places(ValueId id) const {
   constexpr double limit = 1 << 30;
-  const Interval& bounds = bounds_[at(id)];
+  const Interval& bounds = bounds_[id];
   const auto sum = sum_of(id);
   if (!sum || !(bounds.low >= -limit && bounds.high <= limit)) return {};
   if (sum->q == 0 && sum->kv == 0) return {};
@@ -163,7 +160,7 @@ std::optional<Writer::SumOfLines> Writer::sum_of_lines(ValueId id) const {
   constexpr double limit = 1 << 30;
   const auto sum = sum_of(id);
   if (!sum) return {};
-  const scoring::Box box = whole_problem(problem_);
+  const scoring::Box box = problem::box_of(problem_);
   const auto size = [](const Interval& value) { return std::max(std::abs(value.low), std::abs(value.high)); };
   double reach = std::abs(static_cast<double>(sum->constant));  // of either part
   const auto append = [&](std::string& text, std::int64_t factor, const std::string& value, double most) {
@@ -179,7 +176,7 @@ std::optional<Writer::SumOfLines> Writer::sum_of_lines(ValueId id) const {
     const Varies over = scoring::varies(program_, atom);
     if (over == Varies::diagonal || over == Varies::pair) return {};
     of_places = of_places && over == Varies::uniform;
-    append(over == Varies::column ? column : row, factor, base::join("v", atom), size(bounds_[at(atom)]));
+    append(over == Varies::column ? column : row, factor, base::join("v", atom), size(bounds_[atom]));
   }
   if (of_places || row.empty() || column.empty() || !(reach <= limit)) return {};
   if (sum->constant != 0) row += base::join(" + ", sum->constant);
@@ -270,11 +267,11 @@ std::optional<Writer::SumOfLines> Writer::element_by_lines(const Instr& instr, b
 
 std::optional<Writer::Sum> Writer::sum_of(ValueId id) const {
   constexpr std::int64_t most_factor = 1 << 20, most_constant = 1 << 30;
-  const scoring::Linear& form = linear_[at(id)];
-  if (program_[id].type != Type::integer || is_wide(at(id)) || std::abs(form.constant) >= most_constant) return {};
+  const scoring::Linear& form = linear_[id];
+  if (program_[id].type != Type::integer || is_wide(id) || std::abs(form.constant) >= most_constant) return {};
   Sum sum{.constant = form.constant};
   for (const auto& [atom, factor] : form.terms) {
-    if (std::abs(factor) > most_factor || is_wide(at(atom))) return {};
+    if (std::abs(factor) > most_factor || is_wide(atom)) return {};
     const Op op = program_[atom].op;
     if (op == Op::q_idx)
       sum.q = factor;
@@ -287,7 +284,7 @@ std::optional<Writer::Sum> Writer::sum_of(ValueId id) const {
 }
 
 bool Writer::is_small_integer(ValueId id) const {
-  const Interval& bounds = bounds_[at(id)];
+  const Interval& bounds = bounds_[id];
   constexpr double limit = 1 << 22;
   return program_[id].type == Type::integer && !is_uniform(id) && bounds.low >= -limit && bounds.high <= limit;
 }

@@ -1,8 +1,10 @@
 #include "cuda/score_lines.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/finite_factors.h"
+#include "cuda/score_facts.h"
 #include "score/varies.h"
 
 namespace foveal::cuda {
@@ -16,63 +18,60 @@ constexpr std::size_t most = 4;  ///< of each kind: they take shared memory and 
 
 class Search {
  public:
-  Search(const problem::Problem& problem, const Program& program, const std::vector<bool>& stepped, Varies along_walk)
-      : problem_(problem), program_(program), stepped_(stepped), along_walk_(along_walk), seen_(program.code.size(), false) {}
+  /// skipped: values that are not hoisted, as they are cheaper where they are used.
+  Search(const problem::Problem& problem, const Program& program, Varies along_walk, base::IdVector<char> skipped)
+      : problem_(problem), program_(program), along_walk_(along_walk), skipped_(std::move(skipped)), seen_(program.size(), false) {}
 
   void visit(ValueId id) {
-    const auto at = static_cast<std::size_t>(id);
-    if (id < 0 || seen_[at]) return;
-    seen_[at] = true;
-    if (std::vector<ValueId>* kind = kind_of(at); kind != nullptr && kind->size() < most) {
-      if (!stepped_[at]) kind->push_back(id);
+    if (seen_[id]) return;
+    seen_[id] = true;
+    if (std::vector<ValueId>* kind = kind_of(id); kind != nullptr && kind->size() < most) {
+      if (!skipped_[id]) kind->push_back(id);
       return;
     }
-    for (const ValueId arg : program_.code[at].arg) visit(arg);
-    for (const ValueId index : program_.code[at].index) visit(index);
+    scoring::for_each_operand(program_[id], [this](ValueId operand) { visit(operand); });
   }
 
   LineValues found;
 
  private:
-  std::vector<ValueId>* kind_of(std::size_t at) {
-    const Varies over = scoring::varies(program_, static_cast<ValueId>(at));
-    const Type type = program_.code[at].type;
-    if (over == along_walk_ && (type == Type::real || (type == Type::integer && is_read(at)))) return &found.walk;
+  std::vector<ValueId>* kind_of(ValueId id) {
+    const Varies over = scoring::varies(program_, id);
+    const Type type = program_[id].type;
+    if (over == along_walk_ && (type == Type::real || (type == Type::integer && is_read(program_[id])))) return &found.walk;
     return over == Varies::diagonal && type == Type::real ? &found.diagonal : nullptr;
   }
 
   /// Of an integer: one that a word holds. What is computed from a position takes few instructions.
-  bool is_read(std::size_t at) const {
-    const scoring::Instr& instr = program_.code[at];
-    return instr.op == scoring::Op::read && size_of(problem_.params[static_cast<std::size_t>(instr.param)].tensor.dtype) <= 4;
+  bool is_read(const scoring::Instr& instr) const {
+    return instr.op == scoring::Op::read && size_of(problem_.param(instr.param).tensor.dtype) <= 4;
   }
 
   const problem::Problem& problem_;
   const Program& program_;
-  const std::vector<bool>& stepped_;
-  Varies along_walk_;
-  std::vector<bool> seen_;
+  const Varies along_walk_;
+  const base::IdVector<char> skipped_;
+  base::IdVector<char> seen_;
 };
 
 }  // namespace
 
 std::vector<ValueId> find_row_values(const problem::Problem& p) {
   if (!p.has_score_mod() || p.pass != Pass::forward) return {};
-  const std::vector<bool> stepped(p.score->forward.code.size(), false);
-  Search search(p, p.score->forward, stepped, Varies::row);
+  Search search(p, p.score->forward, Varies::row, base::IdVector<char>(p.score->forward.size()));
   search.visit(p.score->forward.outputs[0]);
   return search.found.walk.size() < most ? search.found.walk : std::vector<ValueId>{};
 }
 
-LineValues find_line_values(const problem::Problem& p, const std::vector<bool>& stepped) {
+LineValues find_line_values(const problem::Problem& p) {
   if (!p.has_score_mod()) return {};
   const scoring::ScoreProgram& score = *p.score;
   if (p.pass == Pass::forward) {
-    Search search(p, score.forward, stepped, Varies::column);
+    Search search(p, score.forward, Varies::column, affine_values(p));
     search.visit(score.forward.outputs[0]);
     return search.found;
   }
-  Search search(p, score.backward, stepped, Varies::row);
+  Search search(p, score.backward, Varies::row, affine_values(p));
   search.visit(score.modified);
   search.visit(score.dscore);
   for (const scoring::TrainableRead& read : score.reads) {

@@ -6,8 +6,8 @@
 
 namespace foveal::cuda {
 
-/// Real values, and integers that are read, of the pass's program that pairs use and that are the same for all pairs of one position along
-/// the walk of a task (a key in the forward pass, a query in the backward pass), or for all pairs of one diagonal.
+/// Values of the pass's program (reals, and integers that are read) that are constant along a line of a tile: for one position of the walk,
+/// the dimension that a task loops over (a key in the forward pass, a query in the backward pass), or for one diagonal.
 struct LineValues {
   std::vector<scoring::ValueId> walk, diagonal;
   bool checked = false;  ///< it is tested whether those of the walk are bounded (finite_factors.h)
@@ -19,8 +19,7 @@ struct LineValues {
            (checked ? answer : 0);
   }
 };
-/// stepped: values of the pass's program that are cheaper where they are used (score_facts.h: straight_values).
-LineValues find_line_values(const problem::Problem& problem, const std::vector<bool>& stepped);
+LineValues find_line_values(const problem::Problem& problem);
 /// Values of a forward pass that are constant along a query's row, which threads keep for a task; none if they are many.
 std::vector<scoring::ValueId> find_row_values(const problem::Problem& problem);
 

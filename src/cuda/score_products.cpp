@@ -7,7 +7,7 @@
 
 namespace foveal::cuda {
 
-Writer::Apart Writer::apart_from_constant(ValueId id) const {
+Writer::Hoisted Writer::hoist_constant(ValueId id) const {
   const Product product = product_of(id);
   if (!scales(product) || is_score(product)) return {base::join("v", id)};
   const std::string constant = real_text(product.constant);
@@ -15,8 +15,8 @@ Writer::Apart Writer::apart_from_constant(ValueId id) const {
   return {product_text({1.0, product.factors, product.rest}), constant};
 }
 
-Writer::Apart Writer::apart_from_uniform(ValueId id) const {
-  if (!given_text(at(id)).empty()) return {base::join("v", id)};
+Writer::Hoisted Writer::hoist_uniform(ValueId id) const {
+  if (!given_text(id).empty()) return {base::join("v", id)};
   if (regroups_ && is_uniform(id)) return {"1", base::join("v", id), {id}};
   const Product product = product_of(id);
   const auto [rest, uniform] = rest_and_factor(product);
@@ -24,19 +24,19 @@ Writer::Apart Writer::apart_from_uniform(ValueId id) const {
   return {rest, uniform, factors_of(product)};
 }
 
-Writer::Apart Writer::slope_apart_from_uniform(ValueId id) const {
-  const Apart apart = apart_from_uniform(id);
-  const auto of_head = [&](ValueId value) { return (program_.depends_of(value) & scoring::depends_head) != 0; };
+Writer::Hoisted Writer::hoist_from_slope(ValueId id) const {
+  const Hoisted apart = hoist_uniform(id);
+  const auto of_head = [&](ValueId value) { return program_.depends_on(value, scoring::depends_head); };
   const bool differs =
       problem_.heads_q != problem_.heads_kv && std::any_of(apart.uniform_needs.begin(), apart.uniform_needs.end(), of_head);
-  return differs ? Apart{base::join("v", id)} : apart;
+  return differs ? Hoisted{base::join("v", id)} : apart;
 }
 
-Writer::Apart Writer::factor_apart_from_uniform(ValueId id) const {
-  if (!given_text(at(id)).empty()) return {base::join("v", id)};
+Writer::Hoisted Writer::hoist_from_factor(ValueId id) const {
+  if (!given_text(id).empty()) return {base::join("v", id)};
   Product product = product_of(id);
   const Instr& sum = program_[product.rest[0]];
-  if (product.rest.size() == 1 && sum.op == Op::add && sum.type == Type::real && given_text(at(product.rest[0])).empty()) {
+  if (product.rest.size() == 1 && sum.op == Op::add && sum.type == Type::real && given_text(product.rest[0]).empty()) {
     Product first, second;
     multiply(first, sum.arg[0]);
     multiply(second, sum.arg[1]);
@@ -48,7 +48,7 @@ Writer::Apart Writer::factor_apart_from_uniform(ValueId id) const {
               factors_of(product)};
     }
   }
-  return apart_from_uniform(id);
+  return hoist_uniform(id);
 }
 
 std::optional<Writer::ScoreSum> Writer::sum_with_score(ValueId id) const {
@@ -61,11 +61,11 @@ std::optional<Writer::ScoreSum> Writer::sum_with_score(ValueId id) const {
   if (!regroups_) return {};
   while (!score) {  // follow the operand that depends on the score; the other one is an offset
     const Instr& sum = program_[id];
-    if ((sum.op != Op::add && sum.op != Op::sub) || sum.type != Type::real || !given_text(at(id)).empty()) return {};
+    if ((sum.op != Op::add && sum.op != Op::sub) || sum.type != Type::real || !given_text(id).empty()) return {};
     const bool less = sum.op == Op::sub;
-    const bool first = (program_.depends_of(sum.arg[0]) & scoring::depends_score) != 0;
+    const bool first = program_.depends_on(sum.arg[0], scoring::depends_score);
     const ValueId on = sum.arg[first ? 0 : 1], other = sum.arg[first ? 1 : 0];
-    if (program_.depends_of(other) & scoring::depends_score || (less && !first)) return {};
+    if (program_.depends_on(other, scoring::depends_score) || (less && !first)) return {};
     offsets.push_back({other, less});
     if (const Product product = product_of(on); is_score(product)) score = product;
     id = on;
@@ -80,33 +80,29 @@ std::optional<Writer::ScoreSum> Writer::sum_with_score(ValueId id) const {
                  .gain_is_plain = scales(*score) && score->factors.empty() && score->constant >= 1};
   const auto rank = [&](const Term& term) {
     const Varies over = scoring::varies(program_, term.value);
-    return over == Varies::uniform || over == Varies::row ? 0 : forms_[at(term.value)].run > 0 ? 1 : 2;
+    return over == Varies::uniform || over == Varies::row ? 0 : forms_[term.value].run > 0 ? 1 : 2;
   };
   if (offsets.size() > 1) std::stable_sort(offsets.begin(), offsets.end(), [&](const Term& a, const Term& b) { return rank(a) < rank(b); });
   for (const Term& term : offsets) {
-    ScoreSum::Offset offset{apart_from_uniform(term.value), "1", term.value};
+    ScoreSum::Offset offset{hoist_uniform(term.value), "1", term.value};
     if (offsets.size() > 1 && !is_uniform(term.value)) {
       std::vector<ValueId> factors{term.value};
-      if (given_text(at(term.value)).empty()) std::tie(offset.row, offset.apart.rest, factors) = row_and_rest(product_of(term.value));
+      if (given_text(term.value).empty()) std::tie(offset.row, offset.term.rest, factors) = row_and_rest(product_of(term.value));
       if (factors.size() == 1 && scoring::varies(program_, factors[0]) == Varies::column) offset.column = factors[0];
     }
-    if (term.negative) offset.apart.uniform = base::join("-(", offset.apart.uniform, ")");
+    if (term.negative) offset.term.uniform = base::join("-(", offset.term.uniform, ")");
     found.offsets.push_back(offset);
   }
   return found;
 }
 
 int Writer::operations_of_pairs(ValueId id) const {
-  std::vector<bool> needed(program_.code.size(), false);
-  needed[at(id)] = true;
+  const auto at_pairs = [&](ValueId value) {
+    return program_[value].type == Type::real && program_[value].op != Op::read && scoring::varies(program_, value) == Varies::pair;
+  };
+  const auto needed = scoring::ancestors(program_, {id}, at_pairs);
   int count = 0;
-  for (std::size_t i = at(id) + 1; i-- > 0;) {
-    const Instr& instr = program_.code[i];
-    if (!needed[i] || instr.type != Type::real || scoring::varies(program_, static_cast<ValueId>(i)) != Varies::pair) continue;
-    count += instr.op == Op::read ? 0 : 1;
-    for (const ValueId arg : instr.arg)
-      if (arg >= 0) needed[at(arg)] = true;
-  }
+  for (ValueId value = 0; value < needed.size(); ++value) count += needed[value] && at_pairs(value);
   return count;
 }
 
@@ -116,7 +112,7 @@ std::tuple<std::string, std::string, std::vector<ValueId>> Writer::row_and_rest(
   const auto times = [](std::string& text, ValueId id) { text += base::join(text.empty() ? "v" : " * v", id); };
   for (const ValueId id : product.rest) {
     const Instr& instr = program_[id];
-    const bool apart = instr.op == Op::mul && instr.type == Type::real && given_text(at(id)).empty() && !decides_[id];
+    const bool apart = instr.op == Op::mul && instr.type == Type::real && given_text(id).empty() && !decides_[id];
     for (const ValueId factor : apart ? std::vector{instr.arg[0], instr.arg[1]} : std::vector{id}) {
       const bool of_row = scoring::varies(program_, factor) == Varies::row;
       times(of_row ? row : rest, factor);
@@ -129,10 +125,10 @@ std::tuple<std::string, std::string, std::vector<ValueId>> Writer::row_and_rest(
 
 std::optional<ValueId> Writer::tanh_of_score() const {
   std::optional<ValueId> found;
-  for (std::size_t i = 0; i < program_.code.size(); ++i) {
-    if (program_.code[i].op != Op::tanh || !is_score(product_of(program_.code[i].arg[0]))) continue;
+  for (ValueId id = 0; id < program_.size(); ++id) {
+    if (program_[id].op != Op::tanh || !is_score(product_of(program_[id].arg[0]))) continue;
     if (found) return {};
-    found = static_cast<ValueId>(i);
+    found = id;
   }
   return regroups_ ? found : std::nullopt;
 }
@@ -165,7 +161,7 @@ void Writer::multiply(Product& product, ValueId id, bool whole) const {
   const auto [a, b, unused] = instr.arg;
   const bool divides = instr.op == Op::div, multiplies = instr.op == Op::mul && instr.type == Type::real;
   // NOLINTNEXTLINE(bugprone-branch-clone): the order of the branches matters
-  if (!regroups_ || decides_[id] || is_uniform(id) || !(whole || given_text(at(id)).empty())) {
+  if (!regroups_ || decides_[id] || is_uniform(id) || !(whole || given_text(id).empty())) {
     product.rest.push_back(id);
   } else if (instr.type == Type::real && instr.op == Op::neg) {
     product.constant = -product.constant;

@@ -20,7 +20,7 @@ class TypeRanges : public scoring::ReadRanges {
  public:
   explicit TypeRanges(const Problem& problem) : problem_(problem) {}
   Interval range(std::int32_t param, std::span<const Interval>) const override {
-    return scoring::range_of(problem_.params[static_cast<std::size_t>(param)].tensor.dtype);
+    return scoring::range_of(problem_.param(param).tensor.dtype);
   }
 
  private:
@@ -45,20 +45,8 @@ const char* device_type(DType dtype) {
   return names[static_cast<std::size_t>(dtype)];
 }
 
-scoring::Box whole_problem(const Problem& p) {
-  const auto last = [](std::int64_t count) { return static_cast<double>(std::max<std::int64_t>(count, 1) - 1); };
-  const auto first_q = static_cast<double>(p.first_position_q()), first_kv = static_cast<double>(p.first_position_kv());
-  const auto length = [](bool varies, std::int64_t n) { return Interval{varies ? 0.0 : static_cast<double>(n), static_cast<double>(n)}; };
-  return {.batch = {0, last(p.batch)},
-          .head = {0, last(p.heads_q)},
-          .q_idx = {p.any_length ? std::min(first_q, 0.0) : first_q, first_q + last(p.positions_q())},
-          .kv_idx = {first_kv, first_kv + last(p.positions_kv())},
-          .seqlen_q = length(p.varlen, p.seqlen_q),
-          .seqlen_kv = length(p.ragged_kv() || p.any_length, p.seqlen_kv)};
-}
-
-std::vector<Interval> bounds_of(const Program& program, const Problem& p) {
-  return scoring::evaluate(program, whole_problem(p), TypeRanges(p));
+base::IdVector<Interval> bounds_of(const Program& program, const Problem& p) {
+  return scoring::evaluate(program, problem::box_of(p), TypeRanges(p));
 }
 
 Writer::Writer(const Problem& problem, const Program& program, const Given& given)
@@ -72,27 +60,19 @@ Writer::Writer(const Problem& problem, const Program& program, const Given& give
       regroups_(size_of(problem.dtype) == 2) {}
 
 std::string Writer::body(const std::vector<ValueId>& outputs) const {
-  std::vector<bool> needed(program_.code.size(), false);
-  for (const ValueId output : outputs) needed[at(output)] = true;
-  for (std::size_t i = program_.code.size(); i-- > 0;) {
-    if (!needed[i] || !given_text(i).empty()) continue;
-    const Instr& instr = program_.code[i];
-    for (const ValueId arg : instr.arg)
-      if (arg >= 0) needed[at(arg)] = true;
-    for (const ValueId index : instr.index) needed[at(index)] = true;
-  }
+  const auto needed = scoring::ancestors(program_, outputs, [this](ValueId id) { return given_text(id).empty(); });
   std::string text;
-  for (std::size_t i = 0; i < program_.code.size(); ++i) {
-    if (!needed[i]) continue;
-    const std::string line = given_text(i);
-    text += base::join("  const ", type_text(i), " v", i, " = ", line.empty() ? value_text(i) : line, ";\n");
+  for (ValueId id = 0; id < needed.size(); ++id) {
+    if (!needed[id]) continue;
+    const std::string line = given_text(id);
+    text += base::join("  const ", type_text(id), " v", id, " = ", line.empty() ? value_text(id) : line, ";\n");
   }
   return text;
 }
 
-std::string Writer::given_text(std::size_t i) const {
+std::string Writer::given_text(ValueId id) const {
   const auto find = [&](const char* name, const std::vector<ValueId>& values) {
-    const auto found = std::find(values.begin(), values.end(), static_cast<ValueId>(i));
+    const auto found = std::find(values.begin(), values.end(), id);
     return found == values.end() ? std::string() : base::join("at.", name, "[", found - values.begin(), "]");
   };
   for (const auto& [name, values] : {std::pair{"walk", &given_.lines.walk},
@@ -101,20 +81,20 @@ std::string Writer::given_text(std::size_t i) const {
                                      {"loaded", &given_.pair_reads},
                                      {"tiled", &given_.tiled}})
     if (std::string text = find(name, *values); !text.empty())
-      return program_.code[i].type == Type::integer ? base::join("__float_as_int(", text, ")") : text;
-  return given_.tanh == static_cast<ValueId>(i) ? "at.tanh" : "";
+      return program_[id].type == Type::integer ? base::join("__float_as_int(", text, ")") : text;
+  return given_.tanh == id ? "at.tanh" : "";
 }
 
 bool Writer::is_uniform(ValueId id) const { return scoring::varies(program_, id) == Varies::uniform; }
 
-bool Writer::is_wide(std::size_t i) const { return program_.code[i].type == Type::integer && !scoring::fits_32_bits(bounds_[i]); }
+bool Writer::is_wide(ValueId id) const { return program_[id].type == Type::integer && !scoring::fits_32_bits(bounds_[id]); }
 
-const char* Writer::type_text(std::size_t i) const {
-  switch (program_.code[i].type) {
+const char* Writer::type_text(ValueId id) const {
+  switch (program_[id].type) {
     case Type::boolean:
       return "bool";
     case Type::integer:
-      return is_wide(i) ? "i64" : "int";
+      return is_wide(id) ? "i64" : "int";
     case Type::real:
       return "real";
   }
@@ -173,15 +153,15 @@ std::string Writer::read_text(const Instr& instr) const {
   return instr.type == Type::boolean ? base::join(text, " != 0") : text;
 }
 
-std::string Writer::value_text(std::size_t i) const {
-  const Instr& instr = program_.code[i];
+std::string Writer::value_text(ValueId id) const {
+  const Instr& instr = program_[id];
   switch (instr.op) {
     case Op::real_const:
-      return std::isfinite(instr.real) && must_be_literal(static_cast<ValueId>(i)) ? literal(instr.real) : real_text(instr.real);
+      return std::isfinite(instr.real) && must_be_literal(id) ? literal(instr.real) : real_text(instr.real);
     case Op::integer_const:
       if (instr.integer == std::numeric_limits<std::int64_t>::min())
         return "(-9223372036854775807ll - 1)";  // its digits are too large for C
-      return base::join(is_wide(i) ? "i64(" : "int(", instr.integer, is_wide(i) ? "ll)" : ")");
+      return base::join(is_wide(id) ? "i64(" : "int(", instr.integer, is_wide(id) ? "ll)" : ")");
     case Op::boolean_const:
       return instr.integer ? "true" : "false";
     case Op::score:
@@ -206,51 +186,47 @@ std::string Writer::value_text(std::size_t i) const {
         return base::join("(fv_small_integer(", sum->origin, ") + fv_small_integer(", sum->step, "))");
       return base::join("fv_small_integer(v", instr.arg[0], ")");
     case Op::to_integer:
-      if (is_wide(i)) return base::join("i64(v", instr.arg[0], ")");
-      return operation_text(i);
+      if (is_wide(id)) return base::join("i64(v", instr.arg[0], ")");
+      return operation_text(id);
     case Op::add:
     case Op::sub:
-      if (const auto sum = sum_of_lines(static_cast<ValueId>(i))) return text_of(*sum);
-      if (const auto sum = sum_of_places(static_cast<ValueId>(i))) return base::join("(", sum->origin, " + (", sum->step, "))");
-      return operation_text(i);
+      if (const auto sum = sum_of_lines(id)) return text_of(*sum);
+      if (const auto sum = sum_of_places(id)) return base::join("(", sum->origin, " + (", sum->step, "))");
+      return operation_text(id);
     case Op::mul:
     case Op::div:
     case Op::neg:
-      if (const Product product = product_of(static_cast<ValueId>(i)); product.rest != std::vector{static_cast<ValueId>(i)})
-        return product_text(product);
-      return operation_text(i);
+      if (const Product product = product_of(id); product.rest != std::vector{id}) return product_text(product);
+      return operation_text(id);
     case Op::exp:
     case Op::sigmoid:
     case Op::tanh:
-      if (regroups_ && !decides_[static_cast<ValueId>(i)] && !is_uniform(static_cast<ValueId>(i))) {
+      if (regroups_ && !decides_[id] && !is_uniform(id)) {
         const auto [rest, factor] = rest_and_factor(product_of(instr.arg[0]));
         if (!factor.empty()) return base::join("fv_", scoring::row(instr.op).text, "(", rest, ", ", factor, ")");
       }
-      return operation_text(i);
+      return operation_text(id);
     default:
-      return operation_text(i);
+      return operation_text(id);
   }
 }
 
-std::string Writer::operation_text(std::size_t i) const {
-  const Instr& instr = program_.code[i];
+std::string Writer::operation_text(ValueId id) const {
+  const Instr& instr = program_[id];
   if ((instr.op == Op::floor_div || instr.op == Op::mod) && instr.type == Type::integer) {
-    const Interval &a = bounds_[at(instr.arg[0])], &b = bounds_[at(instr.arg[1])];
+    const Interval &a = bounds_[instr.arg[0]], &b = bounds_[instr.arg[1]];
     if (a.low >= 0 && b.low > 0 && scoring::fits_32_bits(a) &&
         scoring::fits_32_bits(b))  // one instruction for a power of two, three for others
       return base::join("int(u32(v", instr.arg[0], instr.op == Op::mod ? ") % u32(v" : ") / u32(v", instr.arg[1], "))");
   }
   const scoring::OpRow& row = scoring::row(instr.op);
   const int first = row.arity == 3 ? 1 : 0;  // a select's condition has no say
-  const Type operands = program_.code[at(instr.arg[static_cast<std::size_t>(first)])].type;
+  const Type operands = program_[instr.arg[static_cast<std::size_t>(first)]].type;
   const std::string_view form = operands == Type::real && !row.cuda_real.empty() ? row.cuda_real : row.cuda_integer;
   if (form.empty()) base::fail(ErrorCode::compile_failed, "operation ", row.text, " has no CUDA form for ", to_string(operands));
-  bool wide = is_wide(i);
-  for (int a = first; a < row.arity; ++a) wide = wide || is_wide(at(instr.arg[static_cast<std::size_t>(a)]));
-  constexpr Op approximated[] = {Op::div,  Op::exp,     Op::exp2, Op::log, Op::log2, Op::sqrt,
-                                 Op::tanh, Op::sigmoid, Op::sin,  Op::cos, Op::tan,  Op::pow};
-  const bool exact =
-      decides_[static_cast<ValueId>(i)] && std::find(std::begin(approximated), std::end(approximated), instr.op) != std::end(approximated);
+  bool wide = is_wide(id);
+  for (int a = first; a < row.arity; ++a) wide = wide || is_wide(instr.arg[static_cast<std::size_t>(a)]);
+  const bool exact = decides_[id] && row.gpu.approximate;
   std::string text;
   for (std::size_t c = 0; c < form.size(); ++c) {
     if (form[c] != '$') {
@@ -260,7 +236,7 @@ std::string Writer::operation_text(std::size_t i) const {
     }
     const int which = form[++c] - '0';
     const ValueId arg = instr.arg[static_cast<std::size_t>(which)];
-    const bool widen = wide && which >= first && program_[arg].type == Type::integer && !is_wide(at(arg));
+    const bool widen = wide && which >= first && program_[arg].type == Type::integer && !is_wide(arg);
     text += widen ? base::join("i64(v", arg, ")") : base::join("v", arg);
   }
   return text;

@@ -37,10 +37,8 @@ inline const Program& program_of(const Problem& p) { return p.pass == Pass::forw
 /// Does an index vary over the pairs of one batch and head?
 inline bool is_pair_dimension(const Program& program, ValueId index) { return scoring::varies(program, index) != Varies::uniform; }
 
-/// All pairs of a problem.
-scoring::Box whole_problem(const Problem& p);
-/// Of each value of a program, over all pairs and all values that the dtypes of parameters can hold.
-std::vector<Interval> bounds_of(const Program& program, const Problem& p);
+/// Bounds of each value of a program, over all pairs and all values that the dtypes of parameters can hold.
+base::IdVector<Interval> bounds_of(const Program& program, const Problem& p);
 
 /// Values that a kernel has already when it evaluates the score of a pair: at.walk, at.diagonal, at.row, at.loaded, at.tiled, at.tanh.
 struct Given {
@@ -61,22 +59,22 @@ class Writer {
   /// Statements that return a value.
   std::string result(ValueId value) const { return body({value}) + base::join("  return v", value, ";\n"); }
 
-  /// A value as a product, in text: what varies over pairs, and what is uniform over the pairs of a head.
-  struct Apart {
+  /// A value as rest * uniform, in text: what varies over pairs, and what is hoisted, being uniform over the pairs of a head.
+  struct Hoisted {
     std::string rest, uniform = "1";
     std::vector<ValueId> uniform_needs{};
   };
 
-  /// Only a positive constant, which does not change where a row has its maximum.
-  Apart apart_from_constant(ValueId id) const;
+  /// Hoists only a positive constant, which does not move a row's maximum.
+  Hoisted hoist_constant(ValueId id) const;
 
-  Apart apart_from_uniform(ValueId id) const;
+  Hoisted hoist_uniform(ValueId id) const;
 
-  /// Of the slope of the score_mod: dk can absorb a factor only where it is the same for all query heads of the group.
-  Apart slope_apart_from_uniform(ValueId id) const;
+  /// For the slope of the score_mod: dk can absorb a factor only where it is the same for all query heads of the group.
+  Hoisted hoist_from_slope(ValueId id) const;
 
-  /// Of the factor of a trained read. The constant of a second summand is applied after the sum over pairs.
-  Apart factor_apart_from_uniform(ValueId id) const;
+  /// For the factor of a trained read. The constant of a second summand is applied after the sum over pairs.
+  Hoisted hoist_from_factor(ValueId id) const;
 
   /// The factors of a value that vary over the pairs of a head.
   std::vector<ValueId> varying_factors(ValueId id) const { return product_of(id).rest; }
@@ -87,17 +85,16 @@ class Writer {
   /// A score that is the raw score times a uniform gain, plus offsets that do not depend on it.
   struct ScoreSum {
     struct Offset {
-      Apart apart;
+      Hoisted term;
       std::string row =
           "1";  ///< of several offsets: a factor of a product that is the same for all pairs of a row, taken out of apart.rest
       ValueId value;
       ValueId column = -1;  ///< of several offsets: the one value that apart.rest is, where it is the same for all pairs of a key
     };
-    Apart gain;
-    bool is_long =
-        false;  ///< its offsets take so many instructions for a pair that they had better not wait until values have been multiplied
+    Hoisted gain;
+    bool is_long = false;  ///< its offsets take so many instructions per pair that they must not wait for the PV product
     bool gain_is_plain =
-        false;  ///< a constant but for the scale, which kernels have that look for maxima; 1 at least, so that what it divides stays finite
+        false;  ///< constant apart from the scale, which kernels apply when they search maxima; at least 1, so that what it divides stays finite
     std::vector<Offset> offsets{};  ///< those that fewer pairs differ in first
   };
   std::optional<ScoreSum> sum_with_score(ValueId id) const;
@@ -111,11 +108,11 @@ class Writer {
   /// Statements that return the factor of the tanh in a result that is nothing but their product.
   std::string tanh_times(ValueId value) const;
 
-  /// Is a value a multiple of a sum of q, kv and uniform terms?
-  bool is_straight(ValueId value) const;
+  /// Is a value affine in q and kv: a uniform factor times a sum of q, kv and uniform terms?
+  bool is_affine(ValueId value) const;
 
   /// Is the result of the forward pass the given tanh times uniform factors?
-  bool is_capped(ValueId value) const { return is_tanh(product_of(value)); }
+  bool is_softcap(ValueId value) const { return is_tanh(product_of(value)); }
 
   /// A column part that splits into a value at at.kv - at.kv_step plus one at at.kv_step, for key tiles that are multiples or divisors of these
   /// block sizes (fv_steps_apart): indices by `//` and `%` then cost an immediate offset.
@@ -147,10 +144,8 @@ class Writer {
   std::pair<std::string, std::string> bytes_from_origin(const Instr& instr) const;
 
  private:
-  static std::size_t at(ValueId id) { return static_cast<std::size_t>(id); }
-
   /// How to name a given value; empty for others.
-  std::string given_text(std::size_t i) const;
+  std::string given_text(ValueId id) const;
 
   bool is_uniform(ValueId id) const;
 
@@ -185,9 +180,9 @@ class Writer {
 
   std::string product_text(const Product& product) const;
 
-  bool is_wide(std::size_t i) const;
+  bool is_wide(ValueId id) const;
 
-  const char* type_text(std::size_t i) const;
+  const char* type_text(ValueId id) const;
 
   /// A literal, or a kernel argument: programs that differ only in such numbers share kernels.
   std::string real_text(double x) const;
@@ -197,7 +192,7 @@ class Writer {
 
   std::string read_text(const Instr& instr) const;
 
-  std::string value_text(std::size_t i) const;
+  std::string value_text(ValueId id) const;
 
   /// An integer sum with q or kv in it, as an origin that the pairs of a thread share and a compile-time step: indices become one address with
   /// immediate offsets, reals one conversion, and pairs on one diagonal share both.
@@ -228,14 +223,14 @@ class Writer {
   /// An integer that varies over pairs and is small enough to be converted to a real by an addition.
   bool is_small_integer(ValueId id) const;
 
-  std::string operation_text(std::size_t i) const;
+  std::string operation_text(ValueId id) const;
 
   const Problem& problem_;
   const Program& program_;
   const Given given_;
-  std::vector<Interval> bounds_;
-  std::vector<scoring::Linear> linear_;
-  std::vector<scoring::ColumnForm> forms_;
+  base::IdVector<Interval> bounds_;
+  base::IdVector<scoring::Linear> linear_;
+  base::IdVector<scoring::ColumnForm> forms_;
   base::IdVector<char> decides_;
   bool regroups_;
 };

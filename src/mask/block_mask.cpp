@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/divide.h"
 
 namespace foveal::mask {
 namespace {
@@ -56,8 +57,6 @@ class RunLists final : public RunSink {
   std::vector<Link> links_;
   std::vector<std::int64_t> first_, last_;
 };
-
-std::int64_t tiles(std::int64_t length, std::int32_t block) { return (length + block - 1) / block; }
 
 /// Bisects an area of tiles until its pairs are all kept or all dropped, or it is one tile. Undecided tiles are bisected a few times more:
 /// bounds may decide all parts of a tile that two terms of a mask cover together.
@@ -147,7 +146,7 @@ class Refinement {
 
 void Classifier::operator()(const Tiling& tiling, std::int64_t batch, std::int64_t head, const scoring::ReadRanges& reads,
                             std::span<scoring::Interval> scratch, RunSink& sink) const {
-  const std::int64_t rows = tiles(tiling.seqlen_q, tiling.block_q), columns = tiles(tiling.seqlen_kv, tiling.block_kv);
+  const std::int64_t rows = base::divide_up(tiling.seqlen_q, tiling.block_q), columns = base::divide_up(tiling.seqlen_kv, tiling.block_kv);
   if (rows > 0 && columns > 0) Refinement(mask_, tiling, batch, head, reads, scratch, sink).visit(0, rows, 0, columns);
 }
 
@@ -155,7 +154,7 @@ BlockMask classify(const scoring::Program& mask, const Tiling& tiling, std::int6
                    const scoring::ReadRanges& reads) {
   FOVEAL_CHECK(tiling.block_q > 0 && tiling.block_kv > 0, "block mask: tiles of ", tiling.block_q, " x ", tiling.block_kv,
                "; expected positive sizes");
-  const std::int64_t rows = tiles(tiling.seqlen_q, tiling.block_q), columns = tiles(tiling.seqlen_kv, tiling.block_kv);
+  const std::int64_t rows = base::divide_up(tiling.seqlen_q, tiling.block_q), columns = base::divide_up(tiling.seqlen_kv, tiling.block_kv);
   BlockMask result;
   result.tiling = tiling;
   RunLists lists(rows);
@@ -174,7 +173,8 @@ BlockMask classify(const scoring::Program& mask, const Tiling& tiling, std::int6
 BlockMask transpose(const BlockMask& mask) {
   const Tiling& tiling = mask.tiling;
   const std::int64_t rows = static_cast<std::int64_t>(mask.row_begin.size()) - 1;
-  const std::int64_t columns = mask.transposed ? tiles(tiling.seqlen_q, tiling.block_q) : tiles(tiling.seqlen_kv, tiling.block_kv);
+  const std::int64_t columns =
+      mask.transposed ? base::divide_up(tiling.seqlen_q, tiling.block_q) : base::divide_up(tiling.seqlen_kv, tiling.block_kv);
   enum State : std::uint8_t { empty, partial, full };
   std::vector<State> state(static_cast<std::size_t>(columns), empty);
   std::vector<std::int32_t> since(static_cast<std::size_t>(columns), 0);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/divide.h"
 
 namespace foveal::planning {
 namespace {
@@ -12,7 +13,7 @@ class HostMemory : public DeviceMemory {
  public:
   void* allocate(std::size_t bytes) override {
     constexpr std::size_t alignment = 256;
-    void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    void* memory = std::aligned_alloc(alignment, base::round_up(bytes, alignment));
     if (memory == nullptr && bytes > 0) base::fail(ErrorCode::device, "memory: cannot allocate ", bytes, " bytes");
     return memory;
   }

@@ -4,7 +4,7 @@
 
 namespace foveal::planning {
 
-/// Of all pairs, kept or not; for packed sequences with the mean number of keys.
+/// Flops of all pairs, kept or not; for packed sequences with the mean number of keys.
 inline double dense_flops(const problem::Problem& p) {
   const double per_pair = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
   const double rows = static_cast<double>(p.heads_q) * static_cast<double>(p.varlen ? p.total_q : p.batch * p.seqlen_q);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "base/dtype.h"
 #include "base/float16.h"
 #include "base/parallel.h"
@@ -18,10 +19,7 @@ using problem::Buffers;
 using problem::Problem;
 using problem::TensorSpec;
 
-std::size_t rounded(std::size_t bytes) {
-  constexpr std::size_t alignment = 256;
-  return (bytes + alignment - 1) / alignment * alignment;
-}
+std::size_t rounded(std::size_t bytes) { return base::round_up(bytes, std::size_t{256}); }
 
 /// p: the gathered problem.
 TensorSpec gathered_spec(const Problem& p, const TensorSpec& paged, DType dtype) {
@@ -181,7 +179,7 @@ Buffers& OwnBuffers::home() {
 Problem with_gathered_keys(const Problem& paged, DType gradients, std::int64_t rows_multiple) {
   Problem p = paged;
   p.paged = false, p.gathered = true;
-  p.seqlen_kv = (p.seqlen_kv + rows_multiple - 1) / rows_multiple * rows_multiple;
+  p.seqlen_kv = base::round_up(p.seqlen_kv, rows_multiple);
   p.total_kv = p.batch * p.seqlen_kv;
   p.k = gathered_spec(p, paged.k, paged.k.dtype), p.v = gathered_spec(p, paged.v, paged.v.dtype);
   p.dk = gathered_spec(p, paged.dk, gradients), p.dv = gathered_spec(p, paged.dv, gradients);

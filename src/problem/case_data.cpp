@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "base/dtype.h"
 #include "base/random.h"
 #include "base/strided.h"
@@ -126,7 +127,7 @@ TensorView CaseData::allocate(const std::string& name, DType dtype, const std::v
   const auto [low, high] = extent(sizes, strides);
   Block block;
   block.size = static_cast<std::size_t>(high - low + 1) * size_of(dtype) + 2 * margin_bytes;
-  auto* bytes = static_cast<std::byte*>(std::aligned_alloc(margin_bytes, (block.size + margin_bytes - 1) / margin_bytes * margin_bytes));
+  auto* bytes = static_cast<std::byte*>(std::aligned_alloc(margin_bytes, base::round_up(block.size, margin_bytes)));
   FOVEAL_CHECK(bytes != nullptr, "problem line: ", name, ": cannot allocate ", block.size, " bytes");
   block.bytes = std::shared_ptr<std::byte[]>(bytes, [](std::byte* memory) { std::free(memory); });
   std::memset(bytes, 0xFF, block.size);

@@ -216,8 +216,7 @@ void read_sink(Problem& p) {
   for (std::size_t i = 0; i < p.params.size(); ++i)
     if (p.params[i].param.name() == sink.name()) p.sink = static_cast<int>(i);
   FOVEAL_CHECK(p.sink >= 0, "sink: parameter ", sink.name(), " is not bound in params");
-  FOVEAL_CHECK(p.params[static_cast<std::size_t>(p.sink)].param.shape() == sink.shape(), "sink: parameter ", sink.name(),
-               " is bound with another shape");
+  FOVEAL_CHECK(p.param(p.sink).param.shape() == sink.shape(), "sink: parameter ", sink.name(), " is bound with another shape");
 }
 
 void check_something_is_wanted(const Problem& p) {

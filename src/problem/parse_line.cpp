@@ -6,6 +6,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "base/dtype.h"
 #include "base/random.h"
 #include "problem/line.h"
@@ -415,7 +416,7 @@ void settle_pages(Line& l) {
   for (const auto& [q, kv] : l.lengths) l.seqlen_kv = std::max(l.seqlen_kv, kv);
   constexpr std::int64_t most = std::int64_t{1} << 31;
   FOVEAL_CHECK(l.seqlen_kv <= most, "problem line: ", l.seqlen_kv, " keys in pages; expected at most ", most);
-  l.seqlen_kv = std::max<std::int64_t>(1, (l.seqlen_kv + l.page_size - 1) / l.page_size) * l.page_size;
+  l.seqlen_kv = base::round_up(std::max<std::int64_t>(1, l.seqlen_kv), l.page_size);
   if (l.pages == 0) l.pages = static_cast<std::int64_t>(l.lengths.size()) * l.table_pages() + 1;
   l.total_kv = 0;
 }

@@ -8,7 +8,7 @@
 
 #include "foveal/attention.h"
 #include "problem/roles.h"
-#include "score/program.h"
+#include "score/interval.h"
 
 namespace foveal::problem {
 
@@ -66,6 +66,7 @@ struct Problem {
   std::shared_ptr<const scoring::ScoreProgram> score;  ///< params in the same order
   std::shared_ptr<std::vector<float>> numbers;         ///< constants that kernels take as arguments; null: they are in the kernel text
 
+  const ParamSpec& param(std::int32_t number) const { return params[static_cast<std::size_t>(number)]; }
   /// Whether outputs are merged with those of other parts.
   bool merges() const { return part && !whole_rows && !whole_keys; }
   bool has_score_mod() const { return !score->forward.empty(); }
@@ -88,6 +89,9 @@ struct Problem {
 
 /// line(), strides, dtypes and everything else that a plan depends on.
 std::string key_of(const Problem& problem);
+
+/// The symbols of all pairs at which kernels may evaluate the score. Where lengths are unknown: of packed sequences, up to the total.
+scoring::Box box_of(const Problem& problem);
 
 /// All tensors of a call, in the logical form of the Problem's specs.
 struct Buffers {

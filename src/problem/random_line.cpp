@@ -4,6 +4,8 @@
 #include <array>
 #include <span>
 
+#include "base/divide.h"
+
 namespace foveal::problem {
 namespace {
 
@@ -99,7 +101,7 @@ class Generator {
       for (std::int64_t i = 0; i < line_.batch; ++i)
         line_.lengths.emplace_back(line_.seqlen_q, sizes_.chance(0.1) ? 0 : sizes_.integer(1, line_.seqlen_kv));
     line_.total_kv = 0;
-    line_.seqlen_kv = std::max<std::int64_t>(1, (line_.seqlen_kv + line_.page_size - 1) / line_.page_size) * line_.page_size;
+    line_.seqlen_kv = base::round_up(std::max<std::int64_t>(1, line_.seqlen_kv), line_.page_size);
     const std::int64_t wanted = line_.batch * line_.table_pages();
     line_.pages = sizes_.chance(0.3) ? sizes_.integer(1, wanted) : wanted + sizes_.integer(0, 3);
   }

@@ -33,7 +33,7 @@ std::int64_t ParamValues::read_integer(std::int32_t param, const std::int64_t* i
 
 void ParamValues::refuse_outside(const Point& point) const {
   if (outside_param_ < 0 || !problem_.attention.checked) return;
-  const Param& param = problem_.params[static_cast<std::size_t>(outside_param_)].param;
+  const Param& param = problem_.param(outside_param_).param;
   const auto dimension = static_cast<std::int64_t>(outside_dimension_);
   base::fail(ErrorCode::invalid_argument, problem::describe(param.name(), {outside_index_, dimension, param.shape()[outside_dimension_] - 1,
                                                                            point.batch, point.head, point.q_idx, point.kv_idx}));

@@ -7,18 +7,15 @@ namespace foveal::scoring {
 
 std::vector<IndexCheck> check_reads(const Program& program, const std::vector<ParamInfo>& params, const Box& box, const ReadRanges& reads,
                                     const Program& mask) {
-  std::vector<Interval> values(program.code.size());
-  IntervalProgram(program, mask).evaluate(box, reads, values);
+  const base::IdVector<Interval> values = evaluate(program, box, reads, mask);
   std::vector<IndexCheck> checks;
   for (const Instr& instr : program.code) {
     if (instr.op != Op::read) continue;
     for (std::size_t i = 0; i < instr.index.size(); ++i) {
-      const Interval index = values[static_cast<std::size_t>(instr.index[i])];
+      const Interval index = values[instr.index[i]];
       const std::int64_t size = params[static_cast<std::size_t>(instr.param)].shape[i];
-      const auto last = static_cast<double>(size - 1);
-      IndexVerdict verdict = IndexVerdict::undecided;
-      if (index.low >= 0 && index.high <= last) verdict = IndexVerdict::always_inside;
-      if (index.low > last || index.high < 0) verdict = IndexVerdict::never_inside;
+      IndexVerdict verdict = is_inside(index, size) ? IndexVerdict::always_inside : IndexVerdict::undecided;
+      if (index.low > static_cast<double>(size - 1) || index.high < 0) verdict = IndexVerdict::never_inside;
       if (index.low > index.high) verdict = IndexVerdict::always_inside;  // the mask keeps no pair here
       checks.push_back({instr.param, static_cast<int>(i), index, size, verdict});
     }
@@ -45,6 +42,8 @@ Interval range_of(DType dtype) {
       return {-infinity, infinity, true};
   }
 }
+
+bool is_inside(const Interval& index, std::int64_t size) { return index.low >= 0 && index.high <= static_cast<double>(size - 1); }
 
 bool fits_32_bits(const Interval& bounds) { return bounds.low >= -2147483648.0 && bounds.high <= 2147483647.0; }
 

@@ -32,6 +32,9 @@ std::vector<IndexCheck> check_reads(const Program& program, const std::vector<Pa
 /// The range of an element type.
 Interval range_of(DType dtype);
 
+/// Whether an index with these bounds is certain to be in [0, size).
+bool is_inside(const Interval& index, std::int64_t size);
+
 /// Whether an integer with these bounds is certain to fit in 32 bits.
 bool fits_32_bits(const Interval& bounds);
 

@@ -18,11 +18,11 @@ class Forms {
  public:
   Forms(const Program& program, std::int64_t kv_offset)
       : program_(program), linear_(linear_forms(program)), first_block_(block_dividing(kv_offset)) {
-    for (std::size_t i = 0; i < program.code.size(); ++i) found_.push_back(of(i));
+    for (ValueId id = 0; id < program.size(); ++id) found_.add(of(id));
   }
-  std::vector<ColumnForm> forms() const {
-    std::vector<ColumnForm> forms;
-    for (const Form& form : found_) forms.push_back(form);
+  base::IdVector<ColumnForm> forms() const {
+    base::IdVector<ColumnForm> forms;
+    for (const Form& form : found_) forms.add(form);
     return forms;
   }
 
@@ -31,14 +31,13 @@ class Forms {
     bool congruent = false;  ///< an integer polynomial of kv and periodic values: modulo a divisor of the period it is periodic
   };
 
-  const Form& form(ValueId id) const { return found_[static_cast<std::size_t>(id)]; }
   /// Its increase from one key to the next, if that is constant.
   std::optional<std::int64_t> slope(ValueId id) const {
     std::int64_t slope = 0;
-    for (const Linear::Term& term : linear_[static_cast<std::size_t>(id)].terms) {
+    for (const Linear::Term& term : linear_[id].terms) {
       if (program_[term.atom].op == Op::kv_idx)
         slope += term.coefficient;
-      else if (program_.depends_of(term.atom) & (depends_kv | depends_score))
+      else if (program_.depends_on(term.atom, depends_kv | depends_score))
         return std::nullopt;
     }
     return slope;
@@ -48,12 +47,11 @@ class Forms {
     return instr.op == Op::integer_const ? std::optional(instr.integer) : std::nullopt;
   }
 
-  Form of(std::size_t i) const {
-    const Instr& instr = program_.code[i];
-    const unsigned depends = program_.depends[i];
-    if (depends & depends_score) return {};
+  Form of(ValueId id) const {
+    const Instr& instr = program_[id];
+    if (program_.depends_on(id, depends_score)) return {};
     Form form;
-    if (!(depends & depends_kv)) {
+    if (!program_.depends_on(id, depends_kv)) {
       form.run = ColumnForm::period;
       form.repeats = form.congruent = true;
       return form;
@@ -65,13 +63,13 @@ class Forms {
     }
     form.run = ColumnForm::period;
     form.repeats = true;
-    for_each_operand(instr, [&](ValueId id) {
-      form.run = std::min(form.run, this->form(id).run);
-      form.repeats = form.repeats && this->form(id).repeats;
+    for_each_operand(instr, [&](ValueId operand) {
+      form.run = std::min(form.run, found_[operand].run);
+      form.repeats = form.repeats && found_[operand].repeats;
     });
     if (instr.type == Type::integer) {
       add_integer(form, instr);
-      form.distinct = form.distinct || slope(static_cast<ValueId>(i)).value_or(0) != 0;
+      form.distinct = form.distinct || slope(id).value_or(0) != 0;
     }
     form.congruent = form.congruent || form.repeats;
     return form;
@@ -82,7 +80,7 @@ class Forms {
     switch (instr.op) {
       case Op::add:
       case Op::sub: {
-        const Form &first = this->form(a), &second = this->form(b);
+        const Form &first = found_[a], &second = found_[b];
         const int sign = instr.op == Op::add ? 1 : -1;
         form.congruent = first.congruent && second.congruent;
         if (const auto shift = constant(b); shift && first.line > 0) form.line = block_dividing(*shift, first.line);
@@ -90,19 +88,19 @@ class Forms {
         break;
       }
       case Op::neg:
-        form.congruent = this->form(a).congruent;
+        form.congruent = found_[a].congruent;
         break;
       case Op::mul:
-        form.congruent = this->form(a).congruent && this->form(b).congruent;
+        form.congruent = found_[a].congruent && found_[b].congruent;
         break;
       case Op::floor_div:
-        if (const auto by = constant(b); by && *by > 0 && this->form(a).line > 0)
-          form.run = std::max(form.run, block_dividing(*by, this->form(a).line));
+        if (const auto by = constant(b); by && *by > 0 && found_[a].line > 0)
+          form.run = std::max(form.run, block_dividing(*by, found_[a].line));
         if (const auto by = constant(b); by && *by >= 8) form.stairs = slope(a) == 1;
         break;
       case Op::mod:
         if (const auto by = constant(b); by && *by > 0) {
-          const Form& value = this->form(a);
+          const Form& value = found_[a];
           if (value.line > 0) form.line = block_dividing(*by, value.line);
           form.repeats = form.repeats || (value.congruent && ColumnForm::period % *by == 0);
           form.distinct = *by >= 8 && std::abs(slope(a).value_or(0)) == 1;
@@ -114,19 +112,19 @@ class Forms {
   }
 
   const Program& program_;
-  const std::vector<Linear> linear_;
+  const base::IdVector<Linear> linear_;
   const int first_block_;
-  std::vector<Form> found_;
+  base::IdVector<Form> found_;
 };
 
 }  // namespace
 
-std::vector<ColumnForm> column_forms(const Program& program, std::int64_t kv_offset) { return Forms(program, kv_offset).forms(); }
+base::IdVector<ColumnForm> column_forms(const Program& program, std::int64_t kv_offset) { return Forms(program, kv_offset).forms(); }
 
-ColumnForm form_of_element(const std::vector<ColumnForm>& forms, const std::vector<ValueId>& index) {
+ColumnForm form_of_element(const base::IdVector<ColumnForm>& forms, const std::vector<ValueId>& index) {
   ColumnForm element{.run = ColumnForm::period, .line = 0, .repeats = true, .distinct = false};
   for (const ValueId id : index) {
-    const ColumnForm& of_index = forms[static_cast<std::size_t>(id)];
+    const ColumnForm& of_index = forms[id];
     element.run = std::min(element.run, of_index.run);
     element.repeats = element.repeats && of_index.repeats;
     element.distinct = element.distinct || of_index.distinct;

@@ -8,18 +8,18 @@
 
 namespace foveal::scoring {
 
-/// Of one value. Blocks of n keys are aligned to the first key of the problem.
+/// The form of one value. Blocks of n keys are aligned to the problem's first key.
 struct ColumnForm {
   static constexpr int period = 64;
-  int run = 0;   ///< constant over every block of this many keys (8, 16, 32 or 64); 0: not constant over any of them
-  int line = 0;  ///< over every block of this many keys: a multiple of it for the first key, plus one for each further key; 0: not so
+  int run = 0;            ///< constant over every block of this many keys (8, 16, 32 or 64); 0: not constant over any of them
+  int line = 0;           ///< over every block of this many keys: starts at a multiple of it and rises by one per key; 0: not so
   bool repeats = false;   ///< periodic with `period` keys
   bool distinct = false;  ///< different for any eight neighbouring keys
   bool stairs = false;    ///< nondecreasing, by at most one every eight keys
 };
-/// For each value of a program; the first key of the problem is at kv_offset.
-std::vector<ColumnForm> column_forms(const Program& program, std::int64_t kv_offset);
-/// Of an element addressed by these indices.
-ColumnForm form_of_element(const std::vector<ColumnForm>& forms, const std::vector<ValueId>& index);
+/// One per value of a program; the first key of the problem is at kv_offset.
+base::IdVector<ColumnForm> column_forms(const Program& program, std::int64_t kv_offset);
+/// The form of an element addressed by these indices.
+ColumnForm form_of_element(const base::IdVector<ColumnForm>& forms, const std::vector<ValueId>& index);
 
 }  // namespace foveal::scoring

@@ -4,12 +4,12 @@ namespace foveal::scoring {
 
 ValueId differentiate(Graph& graph, ValueId value, ValueId variable) {
   if (variable > value) return zero_tangent;  // operands have smaller ids
-  base::IdVector<char> needed(static_cast<std::size_t>(value) + 1, false);
+  base::IdVector<char> needed(value + 1, false);
   needed[value] = true;
   for (ValueId id = value; id > variable; --id)
     for (const ValueId arg : graph[id].arg)  // not through indices, which have no derivative
       if (needed[id] && arg >= 0) needed[arg] = true;
-  base::IdVector<ValueId> tangent(static_cast<std::size_t>(value) + 1, zero_tangent);
+  base::IdVector<ValueId> tangent(value + 1, zero_tangent);
   tangent[variable] = graph.real(1);
   for (ValueId id = variable + 1; id <= value; ++id) {
     const Instr instr = graph[id];

@@ -26,8 +26,8 @@ bool is_discrete(const Program& program, const Instr& instr) {
 }  // namespace
 
 base::IdVector<char> deciding_reals(const Program& program, bool beside_score) {
-  base::IdVector<char> decides(program.code.size(), false);
-  const auto of_score = [&](ValueId id) { return (program.depends_of(id) & depends_score) != 0; };
+  base::IdVector<char> decides(program.size(), false);
+  const auto of_score = [&](ValueId id) { return program.depends_on(id, depends_score); };
   for (ValueId id = decides.size(); id-- > 0;) {
     const Instr& instr = program[id];
     if (of_score(id) && !beside_score) continue;

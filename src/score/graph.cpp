@@ -16,7 +16,7 @@ namespace {
 
 std::size_t mix(std::size_t seed, std::size_t value) { return (seed ^ value) * 0x9e3779b97f4a7c15u + (seed >> 29); }
 
-/// Of a symbol; seqlen_q and seqlen_kv vary with the batch.
+/// The Depends set of a symbol; seqlen_q and seqlen_kv vary with the batch.
 std::uint8_t depends_on_symbol(Op op) {
   static constexpr std::array<std::uint8_t, 7> depends{depends_score, depends_batch, depends_head, depends_q,
                                                        depends_kv,    depends_batch, depends_batch};
@@ -119,7 +119,7 @@ ValueId Graph::read(const Param::Info& param, std::vector<ValueId> index) {
 
 namespace {
 
-/// Written as the number 0. What only folds to 0 is accepted: printed text may fold further when it is parsed again.
+/// Literally 0. Expressions that merely fold to 0 are accepted: printed text may fold further when it is parsed again.
 bool is_written_zero(const Node& node) {
   if (node.op == Op::to_integer || node.op == Op::to_real) return is_written_zero(*node.args[0]);
   return (node.op == Op::integer_const || node.op == Op::boolean_const) && node.integer == 0;
@@ -235,7 +235,7 @@ Program Graph::program(const std::vector<ValueId>& outputs, base::IdVector<Value
       new_id[id] = new_id[operand(id)];
       continue;
     }
-    new_id[id] = static_cast<ValueId>(program.code.size());
+    new_id[id] = program.size();
     Instr& instr = program.code.emplace_back(code_[id]);
     for (ValueId& arg : instr.arg)
       if (arg >= 0) arg = new_id[arg];
@@ -245,15 +245,6 @@ Program Graph::program(const std::vector<ValueId>& outputs, base::IdVector<Value
   }
   for (ValueId output : outputs) program.outputs.push_back(new_id[output]);
   return program;
-}
-
-base::IdVector<char> ancestors(const Graph& graph, const std::vector<ValueId>& values) {
-  const ValueId last = values.empty() ? -1 : *std::max_element(values.begin(), values.end());
-  base::IdVector<char> found(static_cast<std::size_t>(last + 1), false);
-  for (const ValueId value : values) found[value] = true;
-  for (ValueId id = last; id >= 0; --id)
-    if (found[id]) for_each_operand(graph[id], [&found](ValueId operand) { found[operand] = true; });
-  return found;
 }
 
 }  // namespace foveal::scoring

@@ -118,7 +118,4 @@ class Graph {
   bool sealed_;
 };
 
-/// For every value up to the last of `values`: is it one of them, or an operand of one, directly or indirectly?
-base::IdVector<char> ancestors(const Graph& graph, const std::vector<ValueId>& values);
-
 }  // namespace foveal::scoring

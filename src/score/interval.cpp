@@ -15,9 +15,8 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// Left less right of a comparison.
-Linear difference(const std::vector<Linear>& forms, const Instr& comparison) {
-  const auto [left, right, none] = comparison.arg;
-  return combine(forms[static_cast<std::size_t>(left)], forms[static_cast<std::size_t>(right)], -1);
+Linear difference(const base::IdVector<Linear>& forms, const Instr& comparison) {
+  return combine(forms[comparison.arg[0]], forms[comparison.arg[1]], -1);
 }
 
 /// A linear form of position symbols only, which makes it comparable between programs.
@@ -42,7 +41,7 @@ std::optional<SymbolSum> symbol_sum(const Program& program, const Linear& sum) {
 std::vector<SymbolSum> facts_of(const Program& mask) {
   std::vector<SymbolSum> facts;
   if (mask.empty()) return facts;
-  const std::vector<Linear> forms = linear_forms(mask);
+  const base::IdVector<Linear> forms = linear_forms(mask);
   std::vector<ValueId> true_values{mask.outputs.front()};
   while (!true_values.empty()) {
     const Instr& instr = mask[true_values.back()];
@@ -76,10 +75,10 @@ Interval bounds_from(const std::vector<SymbolSum>& facts, const SymbolSum& sum) 
 
 Interval ReadRanges::range(std::int32_t, std::span<const Interval>) const { return interval_rules::everything(Type::real); }
 
-IntervalProgram::IntervalProgram(const Program& program, const Program& assumed) : program_(program), gap_of_(program.code.size(), -1) {
-  const std::vector<Linear> forms = linear_forms(program);
-  for (std::size_t id = 0; id < program.code.size(); ++id) {
-    const Instr& instr = program.code[id];
+IntervalProgram::IntervalProgram(const Program& program, const Program& assumed) : program_(program), gap_of_(program.size(), -1) {
+  const base::IdVector<Linear> forms = linear_forms(program);
+  for (ValueId id = 0; id < program.size(); ++id) {
+    const Instr& instr = program[id];
     if (!is_comparison(instr.op) || program[instr.arg[0]].type != Type::integer) continue;
     gap_of_[id] = static_cast<std::int32_t>(gaps_.size());
     gaps_.push_back(difference(forms, instr));
@@ -90,9 +89,9 @@ IntervalProgram::IntervalProgram(const Program& program, const Program& assumed)
     const std::optional<SymbolSum> sum = symbol_sum(program, gap);
     assumed_gaps_.push_back(sum ? bounds_from(facts, *sum) : Interval{-infinity, infinity});
   }
-  assumed_.assign(program.code.size(), {-infinity, infinity});
-  for (std::size_t id = 0; id < program.code.size(); ++id) {
-    if (program.code[id].type != Type::integer) continue;
+  assumed_.assign(program.size(), {-infinity, infinity});
+  for (ValueId id = 0; id < program.size(); ++id) {
+    if (program[id].type != Type::integer) continue;
     if (const std::optional<SymbolSum> sum = symbol_sum(program, forms[id])) assumed_[id] = bounds_from(facts, *sum);
   }
 }
@@ -110,9 +109,9 @@ void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::spa
     }
     return interval_rules::whole({low, high});
   };
-  for (std::size_t id = 0; id < program_.code.size(); ++id) {
-    const Instr& instr = program_.code[id];
-    Interval& value = values[id];
+  for (ValueId id = 0; id < program_.size(); ++id) {
+    const Instr& instr = program_[id];
+    Interval& value = values[static_cast<std::size_t>(id)];
     switch (instr.op) {
       case Op::real_const: {
         const bool exact_in_float = static_cast<double>(static_cast<float>(instr.real)) == instr.real;
@@ -155,12 +154,12 @@ void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::spa
         }
         break;
     }
-    if (!assumed_.empty()) value = {std::max(value.low, assumed_[id].low), std::min(value.high, assumed_[id].high), value.maybe_nan};
+    if (assumed_.size() > 0) value = {std::max(value.low, assumed_[id].low), std::min(value.high, assumed_[id].high), value.maybe_nan};
   }
 }
 
 double IntervalProgram::reach(ValueId id, std::span<const Interval> values) const {
-  const std::int32_t gap = gap_of_[static_cast<std::size_t>(id)];
+  const std::int32_t gap = gap_of_[id];
   if (gap < 0) return 0;
   const Linear& sum = gaps_[static_cast<std::size_t>(gap)];
   double reach = std::abs(static_cast<double>(sum.constant)) + 1;
@@ -171,9 +170,9 @@ double IntervalProgram::reach(ValueId id, std::span<const Interval> values) cons
   return reach;
 }
 
-std::vector<Interval> evaluate(const Program& program, const Box& box, const ReadRanges& reads) {
-  std::vector<Interval> values(program.code.size());
-  IntervalProgram(program).evaluate(box, reads, values);
+base::IdVector<Interval> evaluate(const Program& program, const Box& box, const ReadRanges& reads, const Program& assumed) {
+  base::IdVector<Interval> values(program.size());
+  IntervalProgram(program, assumed).evaluate(box, reads, values.span());
   return values;
 }
 

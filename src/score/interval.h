@@ -23,7 +23,7 @@ struct Box {
   Interval score{-1.0 / 0.0, 1.0 / 0.0, false};
 };
 
-/// Bounds of what a parameter holds. This base class knows nothing.
+/// Bounds of what a parameter holds. This base class assumes nothing.
 class ReadRanges {
  public:
   virtual ~ReadRanges() = default;
@@ -66,13 +66,13 @@ class IntervalProgram {
 
  private:
   Program program_;
-  std::vector<Linear> gaps_;            ///< left - right of each integer comparison
-  std::vector<std::int32_t> gap_of_;    ///< position of each value's gap, or -1
-  std::vector<Interval> assumed_;       ///< bounds of each value that follow from `assumed`; empty without it
-  std::vector<Interval> assumed_gaps_;  ///< the same for each gap
+  std::vector<Linear> gaps_;             ///< left - right of each integer comparison
+  base::IdVector<std::int32_t> gap_of_;  ///< position of each value's gap, or -1
+  base::IdVector<Interval> assumed_;     ///< bounds of each value that follow from `assumed`; empty without it
+  std::vector<Interval> assumed_gaps_;   ///< the same for each gap
 };
 
-/// Bounds of every value of the program over the box.
-std::vector<Interval> evaluate(const Program& program, const Box& box, const ReadRanges& reads);
+/// Bounds of every value of the program over the box; `assumed` as for IntervalProgram.
+base::IdVector<Interval> evaluate(const Program& program, const Box& box, const ReadRanges& reads, const Program& assumed = {});
 
 }  // namespace foveal::scoring

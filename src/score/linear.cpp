@@ -66,14 +66,14 @@ std::optional<Linear> sum_of(const Instr& instr, const Linear& a, const Linear& 
   }
 }
 
-std::vector<Linear> linear_forms(const Program& program) {
-  std::vector<Linear> forms(program.code.size());
-  const auto of = [&](ValueId id) { return id < 0 ? Linear{} : forms[static_cast<std::size_t>(id)]; };
-  for (std::size_t id = 0; id < program.code.size(); ++id) {
-    const Instr& instr = program.code[id];
+base::IdVector<Linear> linear_forms(const Program& program) {
+  base::IdVector<Linear> forms(program.size());
+  const auto of = [&](ValueId id) { return id < 0 ? Linear{} : forms[id]; };
+  for (ValueId id = 0; id < program.size(); ++id) {
+    const Instr& instr = program[id];
     if (instr.type != Type::integer) continue;
     const auto sum = sum_of(instr, of(instr.arg[0]), of(instr.arg[1]));
-    forms[id] = sum && is_small(*sum) ? *sum : Linear{{{static_cast<ValueId>(id), 1}}, 0};
+    forms[id] = sum && is_small(*sum) ? *sum : Linear{{{id, 1}}, 0};
   }
   return forms;
 }

@@ -27,7 +27,7 @@ inline Linear negated(const Linear& a) { return scaled(a, -1); }
 /// The linear form of an integer instruction from those of its operands (ignored beyond its arity); none if it is an atom.
 std::optional<Linear> sum_of(const Instr& instr, const Linear& a, const Linear& b);
 /// The linear form of each integer value of a program. Values that are not sums, and sums with many terms or large numbers, are atoms.
-std::vector<Linear> linear_forms(const Program& program);
+base::IdVector<Linear> linear_forms(const Program& program);
 /// At most this many terms, and no number of larger magnitude.
 bool is_within(const Linear& a, std::size_t terms, std::int64_t magnitude);
 /// Combinations of such sums do not overflow, and doubles hold them exactly.

@@ -41,9 +41,7 @@ std::unordered_set<const Node*> selects_in_indices(const Expr& expr) {
 /// Bounds of a condition over the pairs of the box that the mask keeps.
 Interval truth(const NodePtr& condition, const Expr& mask, const std::vector<Param>& params, const Box& box) {
   const ScoreProgram program = compile({.score_mod = to_real(Expr(condition)), .mask = mask, .params = params, .wants_gradient = {}});
-  std::vector<Interval> values(program.forward.code.size());
-  IntervalProgram(program.forward, program.mask).evaluate(box, ReadRanges(), values);
-  return values[static_cast<std::size_t>(program.forward.outputs.front())];
+  return evaluate(program.forward, box, ReadRanges(), program.mask)[program.forward.outputs.front()];
 }
 
 /// Replaces the selects whose condition is known.

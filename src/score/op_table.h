@@ -32,6 +32,13 @@ struct TangentStep {
   ValueId choose(ValueId condition, ValueId if_true, ValueId if_false) const;
 };
 
+/// An operation on a GPU.
+struct GpuCost {
+  int instructions = 1;      ///< about
+  bool special = false;      ///< on the special-function unit (MUFU)
+  bool approximate = false;  ///< the text calls a function of which `<false>` is the exact form
+};
+
 struct OpRow {
   Op op;
   std::string_view name;       ///< `floor_div`
@@ -50,6 +57,7 @@ struct OpRow {
   /// integers are int; device code overloads the fv_ functions for float, double and int.
   std::string_view cuda_real;
   std::string_view cuda_integer;
+  GpuCost gpu;
 };
 
 /// Truncates towards zero and saturates to 64 bits; NaN becomes 0.

@@ -148,6 +148,13 @@ ValueId d_pow(const Step& s) {  // e x^(e - 1) dx + x^e log(x) de; the first ter
 
 namespace rule = interval_rules;
 
+// How operations run on a GPU. The periodic ones reduce any argument first.
+constexpr GpuCost quotient_by_reciprocal{.approximate = true};
+constexpr GpuCost root{.special = true, .approximate = true}, exact_root{.special = true};
+constexpr GpuCost exponential{.instructions = 6, .special = true, .approximate = true};
+constexpr GpuCost periodic{.instructions = 60, .special = true, .approximate = true};
+constexpr GpuCost library_call{.instructions = 20};
+
 struct Facts {
   Op op;
   decltype(OpRow::value) value = nullptr;
@@ -155,6 +162,7 @@ struct Facts {
   decltype(OpRow::derivative) derivative = nullptr;
   decltype(OpRow::interval) interval = nullptr;
   std::string_view cuda_real = {}, cuda_integer = {};
+  GpuCost gpu = {};
 };
 
 constexpr Facts facts[] = {
@@ -173,33 +181,33 @@ constexpr Facts facts[] = {
     {Op::sub, V(a - b), I(wrapped(a, b, std::minus())), D(s.difference(s.tangent[0], s.tangent[1])), rule::sub, "($0 - $1)", "($0 - $1)"},
     {Op::mul, V(a* b), I(wrapped(a, b, std::multiplies())), D(s.sum(s.scaled(s.arg[1], s.tangent[0]), s.scaled(s.arg[0], s.tangent[1]))),
      rule::mul, "($0 * $1)", "($0 * $1)"},
-    {Op::div, V(a / b), nullptr, d_div, rule::div, "fv_divide($0, $1)", ""},
+    {Op::div, V(a / b), nullptr, d_div, rule::div, "fv_divide($0, $1)", "", quotient_by_reciprocal},
     {Op::floor_div, V(floor_quotient(type, a, b)), I(quotient(a, b)), nullptr, rule::floor_div, "fv_floor_div($0, $1)",
-     "fv_floor_div($0, $1)"},
-    {Op::mod, V(floor_remainder(type, a, b)), I(rest(a, b)), d_mod, rule::mod, "fv_mod($0, $1)", "fv_mod($0, $1)"},
+     "fv_floor_div($0, $1)", library_call},
+    {Op::mod, V(floor_remainder(type, a, b)), I(rest(a, b)), d_mod, rule::mod, "fv_mod($0, $1)", "fv_mod($0, $1)", library_call},
     {Op::neg, V(-a), I(negated(a)), D(s.difference(zero_tangent, s.tangent[0])), rule::neg, "(-$0)", "(-$0)"},
     {Op::abs, V(std::abs(a)), I(a < 0 ? negated(a) : a), d_abs, rule::abs, "fv_abs($0)", "fv_abs($0)"},
     {Op::min, V(b < a ? b : a), I(b < a ? b : a), d_min, rule::min, "fv_min($0, $1)", "fv_min($0, $1)"},
     {Op::max, V(a < b ? b : a), I(a < b ? b : a), d_max, rule::max, "fv_max($0, $1)", "fv_max($0, $1)"},
-    {Op::exp, V(std::exp(a)), nullptr, D(s.scaled(s.self, s.tangent[0])), rule::exp, "fv_exp($0)", ""},
+    {Op::exp, V(std::exp(a)), nullptr, D(s.scaled(s.self, s.tangent[0])), rule::exp, "fv_exp($0)", "", exponential},
     {Op::exp2, V(std::exp2(a)), nullptr, D(s.scaled(times_constant(s, std::numbers::ln2, s.self), s.tangent[0])), rule::exp2, "fv_exp2($0)",
-     ""},
+     "", exponential},
     {Op::log, V(std::log(a)), nullptr, D(s.scaled(s.graph.make(Op::div, s.graph.real(1), s.arg[0]), s.tangent[0])), rule::log, "fv_log($0)",
-     ""},
+     "", exponential},
     {Op::log2, V(std::log2(a)), nullptr, D(s.scaled(s.graph.make(Op::div, s.graph.real(std::numbers::log2e), s.arg[0]), s.tangent[0])),
-     rule::log2, "fv_log2($0)", ""},
+     rule::log2, "fv_log2($0)", "", exponential},
     {Op::sqrt, V(std::sqrt(a)), nullptr, D(s.scaled(s.graph.make(Op::div, s.graph.real(0.5), s.self), s.tangent[0])), rule::sqrt,
-     "fv_sqrt($0)", ""},
-    {Op::rsqrt, V(1 / std::sqrt(a)), nullptr, d_rsqrt, rule::rsqrt, "fv_rsqrt($0)", ""},
-    {Op::tanh, V(std::tanh(a)), nullptr, d_tanh, rule::tanh, "fv_tanh($0)", ""},
-    {Op::sigmoid, V(1 / (1 + std::exp(-a))), nullptr, d_sigmoid, rule::sigmoid, "fv_sigmoid($0)", ""},
-    {Op::sin, V(std::sin(a)), nullptr, D(s.scaled(s.graph.make(Op::cos, s.arg[0]), s.tangent[0])), rule::sin, "fv_sin($0)", ""},
+     "fv_sqrt($0)", "", root},
+    {Op::rsqrt, V(1 / std::sqrt(a)), nullptr, d_rsqrt, rule::rsqrt, "fv_rsqrt($0)", "", exact_root},
+    {Op::tanh, V(std::tanh(a)), nullptr, d_tanh, rule::tanh, "fv_tanh($0)", "", exponential},
+    {Op::sigmoid, V(1 / (1 + std::exp(-a))), nullptr, d_sigmoid, rule::sigmoid, "fv_sigmoid($0)", "", exponential},
+    {Op::sin, V(std::sin(a)), nullptr, D(s.scaled(s.graph.make(Op::cos, s.arg[0]), s.tangent[0])), rule::sin, "fv_sin($0)", "", periodic},
     {Op::cos, V(std::cos(a)), nullptr, D(s.scaled(s.graph.make(Op::neg, s.graph.make(Op::sin, s.arg[0])), s.tangent[0])), rule::cos,
-     "fv_cos($0)", ""},
-    {Op::tan, V(std::tan(a)), nullptr, d_tan, rule::tan, "fv_tan($0)", ""},
-    {Op::erf, V(std::erf(a)), nullptr, d_erf, rule::erf, "fv_erf($0)", ""},
+     "fv_cos($0)", "", periodic},
+    {Op::tan, V(std::tan(a)), nullptr, d_tan, rule::tan, "fv_tan($0)", "", periodic},
+    {Op::erf, V(std::erf(a)), nullptr, d_erf, rule::erf, "fv_erf($0)", "", library_call},
     {Op::floor, V(std::floor(a)), nullptr, nullptr, rule::floor, "fv_floor($0)", ""},
-    {Op::pow, V(std::pow(a, b)), nullptr, d_pow, rule::pow, "fv_pow($0, $1)", ""},
+    {Op::pow, V(std::pow(a, b)), nullptr, d_pow, rule::pow, "fv_pow($0, $1)", "", periodic},
     {Op::stop_gradient, V(a), nullptr, nullptr, rule::stop_gradient, "($0)", ""},
     {Op::eq, V(a == b), I(a == b), nullptr, rule::eq, "($0 == $1)", "($0 == $1)"},
     {Op::ne, V(a != b), I(a != b), nullptr, rule::ne, "($0 != $1)", "($0 != $1)"},
@@ -257,7 +265,8 @@ constexpr std::array<OpRow, op_count> make_rows() {
   for (std::size_t i = 0; i < op_count; ++i) {
     const Declaration& d = declarations[i];
     const Facts& f = facts[i];
-    rows[i] = {d.op, d.name, d.text, d.arity, d.signature, f.value, f.of_integers, f.derivative, f.interval, f.cuda_real, f.cuda_integer};
+    rows[i] = {d.op,          d.name,       d.text,     d.arity,     d.signature,    f.value,
+               f.of_integers, f.derivative, f.interval, f.cuda_real, f.cuda_integer, f.gpu};
   }
   return rows;
 }

@@ -1,11 +1,13 @@
 #pragma once
 // What backends get from the score compiler: straight-line programs in SSA form.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "foveal/score.h"
 #include "score/ops.h"
 
@@ -42,9 +44,32 @@ struct Program {
   std::vector<std::uint8_t> depends;  ///< a Depends set per instruction; seqlen_q and seqlen_kv count as batch
   std::vector<bool> along_diagonals;  ///< per instruction: does not depend on the score, and on positions only through q_idx - kv_idx
   bool empty() const { return outputs.empty(); }
+  ValueId size() const { return static_cast<ValueId>(code.size()); }
+  /// Whether any value is computed by this operation.
+  bool uses(Op op) const {
+    return std::any_of(code.begin(), code.end(), [op](const Instr& instr) { return instr.op == op; });
+  }
   const Instr& operator[](ValueId id) const { return code[static_cast<std::size_t>(id)]; }
   std::uint8_t depends_of(ValueId id) const { return depends[static_cast<std::size_t>(id)]; }
+  /// Whether a value depends on any of these symbols (a Depends set).
+  bool depends_on(ValueId id, unsigned symbols) const { return (depends_of(id) & symbols) != 0; }
 };
+
+/// For every value up to the last of `values`: is it one of them, or an operand of one, directly or indirectly? Code: a Graph or a Program.
+/// enter(id): whether the operands of a value count.
+template <class Code, class Enter>
+base::IdVector<char> ancestors(const Code& code, const std::vector<ValueId>& values, Enter&& enter) {
+  const ValueId last = values.empty() ? -1 : *std::max_element(values.begin(), values.end());
+  base::IdVector<char> found(last + 1, false);
+  for (const ValueId value : values) found[value] = true;
+  for (ValueId id = last; id >= 0; --id)
+    if (found[id] && enter(id)) for_each_operand(code[id], [&found](ValueId operand) { found[operand] = true; });
+  return found;
+}
+template <class Code>
+base::IdVector<char> ancestors(const Code& code, const std::vector<ValueId>& values) {
+  return ancestors(code, values, [](ValueId) { return true; });
+}
 
 /// How the gradient of a parameter is reduced, by the indices of a read. `scatter` is the general case.
 enum class Reduction : std::uint8_t {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <mutex>
 
+#include "base/divide.h"
 #include "base/dtype.h"
 #include "score/interval.h"
 #include "score/interval_rules.h"
@@ -27,22 +28,22 @@ constexpr Interval nothing{inf, -inf, false};
 
 }  // namespace
 
-/// Bounds of blocks of the last two dimensions, level upon level, for every slice: every index of the outer dimensions.
+/// Bounds of blocks of the last two dimensions, as a pyramid for every slice (every index of the outer dimensions).
 class DataReadRanges::Summary {
  public:
   Summary(const TensorView& tensor, std::pmr::memory_resource* memory) : tensor_(at_least_2d(tensor)), levels_(memory) {
     for (std::size_t i = 0; i < outer(); ++i) slices_ *= tensor_.sizes[i];
   }
 
-  /// Of all levels, for a tensor of this shape.
+  /// Memory of all levels, for a tensor of this shape.
   static std::size_t bytes(const std::vector<std::int64_t>& shape) {
     const std::size_t rank = shape.size();
     std::int64_t columns = rank >= 1 ? shape[rank - 1] : 1, rows = rank >= 2 ? shape[rank - 2] : 1, slices = 1;
     for (std::size_t i = 0; i + 2 < rank; ++i) slices *= shape[i];
     std::int64_t blocks = 0;
     do {
-      rows = (rows + fan - 1) / fan;
-      columns = (columns + fan - 1) / fan;
+      rows = base::divide_up(rows, fan);
+      columns = base::divide_up(columns, fan);
       blocks += slices * rows * columns;
     } while (rows > 1 || columns > 1);
     return max_levels * sizeof(Level) + static_cast<std::size_t>(blocks) * sizeof(Interval);
@@ -118,8 +119,8 @@ class DataReadRanges::Summary {
     levels_.reserve(max_levels);
     do {  // until one block holds a whole slice
       const std::int64_t below_rows = rows, below_columns = columns;
-      rows = (rows + fan - 1) / fan;
-      columns = (columns + fan - 1) / fan;
+      rows = base::divide_up(rows, fan);
+      columns = base::divide_up(columns, fan);
       Level level{rows, columns,
                   std::pmr::vector<Interval>(static_cast<std::size_t>(slices_ * rows * columns), nothing, levels_.get_allocator())};
       for (std::int64_t slice = 0; slice < slices_; ++slice) {

@@ -17,7 +17,7 @@ bool is_shifted(const Graph& graph, ValueId id, Op symbol) {
 }  // namespace
 
 base::IdVector<char> functions_of_difference(const Graph& graph, ValueId last) {
-  base::IdVector<char> known(static_cast<std::size_t>(last + 1), false);
+  base::IdVector<char> known(last + 1, false);
   const auto balanced = [&](const Linear& sum, ValueId self) {  // q_idx and kv_idx enter as a multiple of q_idx - kv_idx
     std::int64_t balance = 0;
     for (const Linear::Term& term : sum.terms) {

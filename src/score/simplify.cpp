@@ -10,7 +10,7 @@
 namespace foveal::scoring {
 namespace {
 
-/// Of integers.
+/// Whether an operation on integers may.
 bool may_overflow(Op op) {
   return op == Op::add || op == Op::sub || op == Op::mul || op == Op::floor_div || op == Op::neg || op == Op::abs || op == Op::shift_left;
 }

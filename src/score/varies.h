@@ -14,7 +14,7 @@ enum class Varies : std::uint8_t {
   pair,      ///< with the pair, or with the score
 };
 
-/// Of a value computed from both.
+/// Of a value that is computed from two others.
 constexpr Varies join(Varies a, Varies b) { return a == b || b == Varies::uniform ? a : a == Varies::uniform ? b : Varies::pair; }
 
 /// along_diagonals: as in Program.

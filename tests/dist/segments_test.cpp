@@ -54,5 +54,28 @@ TEST(Segments, RowsInNoPartAreNotTouchedAndWrongTablesAreRefused) {
   refused({0, 3, 0, 4, 0, 5, 0, 20, 20, 3, 3, 3, 4, 0, 5, 0, 20, 20}, "part 1 has 4 rows of kv from 3; expected rows after 4");
 }
 
+/// Heads and positions of other ranks count when it is decided which integers need 64 bits.
+TEST(Segments, IntegersOfWholeProblemsMayBeLarge) {
+  using namespace symbols;
+  constexpr std::int64_t tokens = 4, heads = 2, dim = 4;
+  std::vector<float> q(tokens * heads * dim, 0.5f), v(q.size());
+  for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i);
+  std::vector<std::int64_t> table{0, tokens, 0, tokens, 0, 40000, 0, 40004, 40004};
+  for (const Expr& large : {head * 200000000, q_idx * 65536}) {
+    std::vector<float> found[2];
+    for (const bool exact : {false, true}) {
+      std::vector<float>& out = found[exact];
+      out.resize(q.size());
+      const TensorView tensor(q.data(), DType::f32, {tokens, heads, dim});
+      ForwardInputs in{.q = tensor, .k = tensor, .v = TensorView(v.data(), DType::f32, {tokens, heads, dim})};
+      in.segments = Segments{.table = TensorView(table.data(), DType::i64, {1, 9}), .head_offset = 14, .heads_q = 16};
+      const Attention attention{.score_mod = score + where(large % 3 == 1, to_real(kv_idx) * 0.5, 0.0)};
+      forward(attention, in, {.out = TensorView(out.data(), DType::f32, {tokens, heads, dim})}, {},
+              {.backend = exact ? "reference" : "cpu"});
+    }
+    for (std::size_t i = 0; i < q.size(); ++i) EXPECT_NEAR(found[0][i], found[1][i], 1e-5 * found[1][i]) << i;
+  }
+}
+
 }  // namespace
 }  // namespace foveal::dist

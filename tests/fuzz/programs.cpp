@@ -207,7 +207,7 @@ class Fuzzer {
     if (program_.forward.empty()) return;
     scoring::Box box{range(2), range(3), range(positions - 1), range(positions - 1), {positions, positions}, {29, 29}};
     box.score = {-1.5, 2};
-    const std::vector<scoring::Interval> held = scoring::evaluate(program_.forward, box, scoring::ReadRanges());
+    const auto held = scoring::evaluate(program_.forward, box, scoring::ReadRanges());
     std::vector<scoring::Scalar> values(program_.forward.code.size());
     const auto inside = [&](const scoring::Interval& x) {
       return pick64(static_cast<std::int64_t>(x.low), static_cast<std::int64_t>(x.high));
@@ -222,8 +222,9 @@ class Fuzzer {
                         .seqlen_kv = 29};
       for (const scoring::Precision precision : {scoring::Precision::f64, scoring::Precision::f32}) {
         scoring::evaluate(program_.forward, point, data_, values.data(), precision);
-        for (std::size_t id = 0; id < values.size(); ++id) {
-          const double value = program_.forward.code[id].type == Type::real ? values[id].real : static_cast<double>(values[id].integer);
+        for (scoring::ValueId id = 0; id < program_.forward.size(); ++id) {
+          const scoring::Scalar at_pair = values[static_cast<std::size_t>(id)];
+          const double value = program_.forward[id].type == Type::real ? at_pair.real : static_cast<double>(at_pair.integer);
           ++counts["bounds"];
           if (std::isnan(value) ? !held[id].maybe_nan : !(held[id].low <= value && value <= held[id].high))
             return fail("bounds", "value " + std::to_string(id) + " is " + std::to_string(value));

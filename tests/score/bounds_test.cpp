@@ -23,7 +23,7 @@ Box box(Interval q, Interval kv) { return {{0, 1}, {0, 3}, q, kv, {128, 128}, {1
 
 Interval keep(const Expr& mask, const Box& where, const std::vector<Param>& params = {}, const ReadRanges& reads = ReadRanges()) {
   const scoring::ScoreProgram program = scoring::compile({.mask = mask, .params = params});
-  return scoring::evaluate(program.mask, where, reads)[static_cast<std::size_t>(program.mask.outputs.front())];
+  return scoring::evaluate(program.mask, where, reads)[program.mask.outputs.front()];
 }
 
 bool all(const Interval& x) { return x.low == 1; }
@@ -83,7 +83,8 @@ TEST(Bounds, TheMaskIsKnownToHold) {
 TEST(Bounds, IntegersBeyond64Bits) {
   const auto overflow = [](const Expr& score_mod) {
     const scoring::ScoreProgram program = scoring::compile({.score_mod = score_mod});
-    return scoring::beyond_64_bits(program.forward, scoring::evaluate(program.forward, box({0, 1 << 20}, {0, 1 << 20}), ReadRanges()));
+    return scoring::beyond_64_bits(program.forward,
+                                   scoring::evaluate(program.forward, box({0, 1 << 20}, {0, 1 << 20}), ReadRanges()).span());
   };
   EXPECT_FALSE(overflow(score + (q_idx - kv_idx)));
   EXPECT_FALSE(overflow(score + q_idx * kv_idx * q_idx));
@@ -99,8 +100,7 @@ TEST(Bounds, LargeIntegersAreNotRounded) {
   const scoring::ScoreProgram program = scoring::compile({.mask = ids(q_idx) == ids(kv_idx), .params = {ids}});
   const scoring::DataReadRanges reads(program.params, {tensor});
   const auto kept = [&](double q, double kv) {
-    const auto values = scoring::evaluate(program.mask, box({q, q}, {kv, kv}), reads);
-    return values[static_cast<std::size_t>(program.mask.outputs.front())];
+    return scoring::evaluate(program.mask, box({q, q}, {kv, kv}), reads)[program.mask.outputs.front()];
   };
   EXPECT_EQ(kept(0, 1).low, 0);
   EXPECT_EQ(kept(0, 0).high, 1);

@@ -174,7 +174,7 @@ TEST(RandomExpressions, StayWithinTheirBounds) {
     for (int trial = 0; trial < 3; ++trial) {
       scoring::Box box{range(2), range(3), range(31), range(31), {32, 32}, {29, 29}};
       box.score = {-1.5, 2};
-      const std::vector<scoring::Interval> bounds = scoring::evaluate(program.forward, box, scoring::ReadRanges());
+      const auto bounds = scoring::evaluate(program.forward, box, scoring::ReadRanges());
       std::vector<scoring::Scalar> values(program.forward.code.size());
       for (int i = 0; i < 20; ++i) {
         const auto inside = [&](const scoring::Interval& x) {
@@ -189,11 +189,12 @@ TEST(RandomExpressions, StayWithinTheirBounds) {
                           .seqlen_kv = 29};
         for (const scoring::Precision precision : {scoring::Precision::f64, scoring::Precision::f32}) {
           scoring::evaluate(program.forward, point, data, values.data(), precision);
-          for (std::size_t id = 0; id < values.size(); ++id) {
-            const bool real = program.forward.code[id].type == Type::real;
-            const double value = real ? values[id].real : static_cast<double>(values[id].integer);
+          for (scoring::ValueId id = 0; id < program.forward.size(); ++id) {
+            const bool real = program.forward[id].type == Type::real;
+            const scoring::Scalar found = values[static_cast<std::size_t>(id)];
+            const double value = real ? found.real : static_cast<double>(found.integer);
             const bool holds = std::isnan(value) ? bounds[id].maybe_nan : bounds[id].low <= value && value <= bounds[id].high;
-            ASSERT_TRUE(holds) << "seed " << seed << " value " << id << " (" << scoring::row(program.forward.code[id].op).text << ") is "
+            ASSERT_TRUE(holds) << "seed " << seed << " value " << id << " (" << scoring::row(program.forward[id].op).text << ") is "
                                << value << ", bounds " << bounds[id].low << " to " << bounds[id].high << "\n"
                                << program.text;
           }

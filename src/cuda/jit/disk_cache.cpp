@@ -50,7 +50,7 @@ File open_folder(bool make, std::string* why = nullptr) {
   return folder;
 }
 
-/// What stands in one of the user's own files of this name.
+/// The contents of the user's own file of this name.
 std::optional<std::string> read_file(const File& folder, const std::string& name) {
   const File file(openat(*folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat status {};

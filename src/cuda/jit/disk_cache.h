@@ -17,7 +17,7 @@ void set_cache_folder(std::string folder);
 std::string cache_unusable();
 
 std::optional<Image> cache_read(const std::string& key);
-/// Publishes the entry; beyond 1 GiB the least recently used entries go. A failure (read-only or full disk) is not an error, the kernel is only compiled again next time.
+/// Publishes the entry; beyond 1 GiB the least recently used entries are removed. A failure (read-only or full disk) is no error: the kernel is compiled again next time.
 void cache_write(const Image& image);
 
 /// Keeps a text that did not compile beside the entries; its path, "" when it could not be written.
@@ -29,6 +29,6 @@ struct CacheEntry {
   Facts facts;
 };
 std::vector<CacheEntry> cache_list();  ///< valid entries, by stem and key
-int cache_clear();                     ///< removes every entry and kept source, valid or not; how many files went
+int cache_clear();                     ///< removes every entry and kept source, valid or not; returns how many files
 
 }  // namespace foveal::cuda::jit

@@ -186,7 +186,7 @@ struct DeviceFacts {
   int capability() const { return major * 10 + minor; }
 };
 int device_count();  ///< 0 when there is no driver
-/// Does the driver know programmatic dependent launches, in captured graphs too (CUDA 12.3 and later)?
+/// Does the driver support programmatic dependent launch, also in captured graphs (CUDA 12.3 and later)?
 bool has_programmatic_launches();
 int current_device();  ///< of this thread's context, 0 when it has none; throws Error{device} when there is no driver
 const DeviceFacts& device_facts(int device);  ///< throws Error{device} when there is no such device
@@ -215,7 +215,7 @@ class Current {
   bool pops_ = false;
 };
 
-/// While it lives, this thread may load kernels and allocate although some thread captures a CUDA graph: what planning does is no part of it.
+/// While it lives, this thread may load kernels and allocate although a thread captures a CUDA graph: planning is not part of the graph.
 class BesideCapture {
  public:
   BesideCapture();
@@ -227,8 +227,8 @@ class BesideCapture {
   int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then the one before
 };
 
-/// What a prepared computation holds on a device: a library of kernels, or memory. Work that was queued before may still use it, and whoever
-/// drops it may not be allowed to call the driver (a graph that ends): so it is given back later, together with others, when something is
+/// What a prepared computation holds on a device: a library of kernels, or memory. Queued work may still use it, and its last owner may not be
+/// allowed to call the driver (the destructor of a graph): so it is released later, together with others, when the next computation is
 /// prepared.
 class Held {
  public:
@@ -254,7 +254,7 @@ class Held {
   std::list<Item> item_;  ///< one, or none: a list, so that dropping it takes no memory
 };
 
-/// Gives back what nobody holds any more, if it is much, or all of it.
+/// Releases what nobody holds any more: if it is much, or all of it.
 void give_back(bool all) noexcept;
 
 /// allocate(), and once more when there was no memory, after give_back().

@@ -13,7 +13,7 @@ constexpr const char* image_extension = ".kernel";
 
 /// The file: `magic \n sha256 of the rest \n key \n stem entry arch \n registers spills stack shared serialized \n bytes \n <bytes>`.
 std::string encode(const Image& image);
-/// None where a bit of it is not as it was written.
+/// None if any bit of it has changed.
 std::optional<Image> decode(const std::string& text);
 
 /// An open file or folder.
@@ -31,7 +31,7 @@ class File {
   int descriptor_;
 };
 
-/// The whole text of an open file, none where it is no regular one.
+/// The whole text of an open file, none if it is not a regular file.
 std::optional<std::string> read_whole(const File& file, const struct stat& status);
 
 }  // namespace foveal::cuda::jit

@@ -18,7 +18,7 @@ struct LaunchShape {
   bool programmatic = false;
 };
 
-/// A kernel loaded on one device. Cheap to copy, not unloaded while copies live. Those that were used last stay loaded without.
+/// A kernel loaded on one device. Cheap to copy, not unloaded while copies live; the most recently used stay loaded beyond that.
 class Kernel {
  public:
   Kernel() = default;

@@ -17,7 +17,7 @@
 namespace foveal::cuda::jit {
 namespace {
 
-/// Whom we trust with code: root, the user, and who owns the library where what we read came with it.
+/// Whose code we run: root's, the user's, and, for files that came with the library, its owner's.
 struct Trust {
   std::optional<struct stat> library;
 

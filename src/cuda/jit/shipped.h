@@ -13,14 +13,14 @@ constexpr const char* shipped_compiler_name = "compiler";  ///< the file that na
 
 struct ShippedKernels {
   std::string folder;    ///< "" for none
-  std::string unusable;  ///< why none of them is used: there are none, others could have written them, the driver is too old
+  std::string unusable;  ///< why none of them is used: there are none, others could have written them, or the driver is too old
   std::string compiler;  ///< as nvrtc_identity() says it
   int count = 0;
   bool usable() const { return unusable.empty(); }
 };
 
-/// Those in $FOVEAL_KERNELS_DIR, which must belong to the user or to root and be closed to writers besides, else those beside the library,
-/// which must be closed to whom the library is closed. Looked for once.
+/// Those in $FOVEAL_KERNELS_DIR, which must belong to the user or to root and be writable by no one else; otherwise those beside the
+/// library, which must not be writable by anyone who cannot write the library. Searched for once.
 const ShippedKernels& shipped_kernels();
 /// Another folder from now on, as if the variable named it, or as if it lay beside this library; "" for none. While nothing is compiled.
 void set_shipped_folder(const std::string& folder, const std::string& library = "");

@@ -9,7 +9,7 @@
 
 namespace foveal::cuda {
 
-/// A row of a table. The first row that applies and of whose configurations one fits is taken, with the first of these.
+/// A row of a table. The first row that applies and has a configuration that fits is taken, with the first such configuration.
 template <class Facts, class Config>
 struct Row {
   bool (*applies)(const Facts&);
@@ -60,7 +60,7 @@ std::optional<Chosen<Config>> choice(const problem::Problem& p, const std::strin
   return chosen.front();
 }
 
-/// Adds a configuration that is not there yet.
+/// Adds a configuration unless it is already there.
 template <class Config>
 void add_new(const Config& config, std::vector<Config>& space) {
   const auto same = [&](const Config& other) { return text_of(other) == text_of(config); };

@@ -22,7 +22,7 @@ enum class Collector {
   rows,       ///< rows_sm90 owns queries and sums their tables in shared memory
   pairs,      ///< pairs_sm90 owns pairs and loops over the batches and heads that share them
   beside_dq,  ///< the portable dq kernel, tile by tile
-  walk,       ///< the portable dq kernel once more, without dq
+  walk,       ///< a second run of the portable dq kernel, without dq
   any_pairs,  ///< the portable kernel that owns pairs
 };
 const char* to_string(Collector collector);
@@ -60,7 +60,7 @@ struct ReadPlan {
   int early() const {
     return count([](const ReadFacts& read) { return read.early; });
   }
-  /// Decides between bins, a window and L2 once shared memory is shared out (sm90_bins).
+  /// Decides between bins, a window and L2 once shared memory is divided up (sm90_bins).
   void place(const std::vector<ReadBins>& bins);
   void describe(Explanation& explanation, const problem::Problem& problem) const;
 };

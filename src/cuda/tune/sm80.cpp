@@ -3,12 +3,13 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "cuda/tune/tuned.h"
 
 namespace foveal::cuda {
 namespace {
 
-int round_up(std::int64_t value, int step) { return static_cast<int>((value + step - 1) / step * step); }
+int round_up(std::int64_t value, int step) { return static_cast<int>(base::round_up(value, step)); }
 
 /// For elements of so many bits and head dims up to dim: the configurations, best first.
 struct Row {

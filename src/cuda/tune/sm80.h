@@ -17,10 +17,10 @@ struct Sm80Config {
   int block_q = 64, block_kv = 64;
   int warps = 4;
   int row_tiles = 1;     ///< m16 tiles of rows per warp
-  int stages = 1;        ///< of the tiles that are walked
+  int stages = 1;        ///< of the tiles along the walk
   int column_split = 1;  ///< warps that share rows and split the columns of what is summed
   int blocks = 1;        ///< at least this many blocks on a multiprocessor
-  std::string note{};    ///< of whose choice it is, where not the table's
+  std::string note{};    ///< who chose it, if not the table
 
   template <class Self, class Fn>
   static void fields(Self& self, Fn fn) {
@@ -33,7 +33,7 @@ struct Sm80Config {
   void set(jit::Constants& constants) const;
 };
 
-/// What a choice looks at besides the problem.
+/// What a choice depends on, apart from the problem.
 struct Sm80Device {
   std::size_t shared_bytes;  ///< of a block, at most
   std::string name{};        ///< for tuned configurations; "" for none

@@ -206,7 +206,7 @@ const char* sm90_backward_kernel(const problem::Problem& p) { return p.head_dim 
 
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p, const ReadPlan& plan) {
   for (const int stages : {2, 1}) {
-    Sm90CollectConfig config{stages, plan.staged(), find_line_values(p, straight_values(p))}, without_lines{stages, plan.staged(), {}};
+    Sm90CollectConfig config{stages, plan.staged(), find_line_values(p)}, without_lines{stages, plan.staged(), {}};
     const auto with_bins = [&](Sm90CollectConfig& fitting) {
       fitting.bins = sm90_bins(plan, sm90_shared_limit - fitting.shared_bytes(p));
       return fitting;
@@ -268,7 +268,7 @@ std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& p, std::v
 LineValues sm90_line_values(const problem::Problem& p, const Sm90BackwardConfig& config) {
   const bool in_turns = p.attention.determinism == Determinism::reproducible;  // takes the warp that would evaluate them
   if (!p.has_score_mod() || (p.pass == Pass::backward && in_turns)) return {};
-  LineValues lines = find_line_values(p, straight_values(p));
+  LineValues lines = find_line_values(p);
   if (p.pass == Pass::forward) return lines;
   // As many as shared memory has room for: those along diagonals serve more pairs.
   const std::size_t taken = config.shared_bytes(p);
@@ -285,25 +285,20 @@ std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p, bool collects) 
   if (!backward) {  // values that are the same for all tiles stay in registers
     const auto forms = scoring::column_forms(program_of(p), p.attention.kv_offset);
     const auto stays = [&](const PairTile& tile) {
-      const auto& index = program_of(p).code[static_cast<std::size_t>(tile.read)].index;
-      return tile.wraps && forms[static_cast<std::size_t>(index[static_cast<std::size_t>(tile.column)])].repeats;
+      return tile.wraps && forms[program_of(p)[tile.read].index[static_cast<std::size_t>(tile.column)]].repeats;
     };
-    tiles.erase(std::remove_if(tiles.begin(), tiles.end(), stays), tiles.end());
+    std::erase_if(tiles, stays);
   }
   const auto wide = [](const PairTile& tile) { return tile.element_bytes > 2 && !tile.stairs && tile.keys == 0; };
-  if (tiles.size() > 1)
-    tiles.erase(std::remove_if(tiles.begin(), tiles.end(), wide), tiles.end());  // shared memory has no room for these beside others
+  if (tiles.size() > 1) std::erase_if(tiles, wide);  // shared memory has no room for these beside others
   if (collects) {
-    const auto late = [&](const PairTile& tile) {
-      const scoring::Program& program = p.score->backward;
-      const auto uses = [&](const scoring::TrainableRead& read) {
-        return comes_from(program, read.factor, tile.read) ||
-               std::any_of(read.index.begin(), read.index.end(),
-                           [&](scoring::ValueId index) { return comes_from(program, index, tile.read); });
-      };
-      return comes_from(program, p.score->dscore, tile.read) || std::any_of(p.score->reads.begin(), p.score->reads.end(), uses);
-    };
-    tiles.erase(std::remove_if(tiles.begin(), tiles.end(), late), tiles.end());
+    std::vector<ValueId> terms{p.score->dscore};
+    for (const scoring::TrainableRead& read : p.score->reads) {
+      terms.push_back(read.factor);
+      terms.insert(terms.end(), read.index.begin(), read.index.end());
+    }
+    const auto late = scoring::ancestors(p.score->backward, terms);
+    std::erase_if(tiles, [&](const PairTile& tile) { return tile.read < late.size() && late[tile.read]; });
   }
   return tiles;
 }

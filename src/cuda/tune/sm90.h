@@ -55,7 +55,7 @@ struct Sm90ForwardConfig {
   bool offsets_first = false;                  ///< accumulators of scores start from the offsets
   bool raw_offsets = false;                    ///< long offsets are added to raw scores
 
-  /// Those that are chosen and tuned; the others follow from them and the problem.
+  /// The fields that are chosen and tuned; the others follow from them and the problem.
   template <class Self, class Fn>
   static void fields(Self& self, Fn fn) {
     fn("block_kv", self.block_kv), fn("consumers", self.consumers), fn("stages", self.stages), fn("query_stages", self.query_stages);
@@ -103,7 +103,7 @@ struct Sm90BackwardConfig {
   void set(jit::Constants& constants) const;
 };
 
-/// Of the pass that collects gradients of parameters after the backward kernel.
+/// Configuration of the pass that collects gradients of parameters after the backward kernel.
 struct Sm90CollectConfig {
   static constexpr int block_q = 64, block_kv = 128, threads = 384, helper_registers = 72;
   int stages;
@@ -115,7 +115,7 @@ struct Sm90CollectConfig {
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };
 
-/// Of the pass that sums trained reads of a table for each query.
+/// Configuration of the pass that sums trained reads of a table for each query.
 struct Sm90RowsConfig {
   static constexpr int block_kv = 64;
   int consumers;  ///< warpgroups of 64 queries
@@ -129,7 +129,7 @@ struct Sm90RowsConfig {
 
 /// The pipeline of the tiles of these reads.
 device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns);
-/// How `room` bytes of shared memory are shared out to scatters: all elements of one with some copies, a window of them, or none.
+/// How `room` bytes of shared memory are divided among scatters: all elements of one with some copies, a window of them, or none.
 std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);
 
 /// The backward kernel for the problem's head dims.

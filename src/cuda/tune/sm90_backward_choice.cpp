@@ -39,8 +39,9 @@ bool BackwardFacts::holds_little() const {
 
 /// Tiles are only added to the score, so that no slope per pair takes registers.
 bool BackwardFacts::adds_tiles() const {
+  const auto slope = scoring::ancestors(p.score->backward, {p.score->dscore});
   const bool adds = std::none_of(pair_tiles.begin(), pair_tiles.end(),
-                                 [&](const PairTile& tile) { return comes_from(p.score->backward, p.score->dscore, tile.read); });
+                                 [&](const PairTile& tile) { return tile.read < slope.size() && slope[tile.read]; });
   return bare && adds && !helpers && !collects && light && !reads_pairs(p, 0, pair_tiles);
 }
 

@@ -24,11 +24,11 @@ struct ForwardFacts {
   bool reads_pairs = cuda::reads_pairs(p, 0, pair_tiles);
   bool special = evaluates_special_functions(p);
   bool light = is_light(p);
-  bool capped = is_capped(p);
+  bool capped = is_softcap(p);
   bool sum = is_sum(p);
   bool may_be_raw = bf16 && !p.part;  ///< offsets: such tasks can be done again where raw scores do not hold them
   int columns = may_be_raw ? offsets_as_columns(p, lines) : 0;
-  /// Of three warpgroups whose tables fit. With two, below causal masks and for tables at a difference of places that took longer.
+  /// For three warpgroups whose tables fit. With two it was slower under causal masks and for tables indexed by a difference of positions.
   bool offsets_first = may_be_raw && dim <= 64 && !skips && !dropout && offsets_come_first(p, pair_tiles, find_read_tables(p, pair_tiles));
 
   bool few_queries() const;

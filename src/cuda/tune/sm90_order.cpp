@@ -43,7 +43,7 @@ double time_of_rounds(const Sm90Tasks& tasks, Sections sections, int grid, bool 
   return *std::max_element(busy.begin(), busy.end());
 }
 
-/// The same when whoever is done gets the next task.
+/// The same with dynamic assignment: the first idle team takes the next task.
 double time_of_one_each(const Sm90Tasks& tasks, Sections sections, int grid) {
   std::priority_queue<double, std::vector<double>, std::greater<>> done;
   for (int team = 0; team < grid; ++team) done.push(0);
@@ -148,7 +148,7 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, c
   constexpr int most_rows_in_turn = 4;  // of one head that run at a time
   const std::int64_t wanted = std::max<std::int64_t>(in_turns ? teams.count / most_rows_in_turn : 1, t.sequences_inside ? t.batch : 1);
   const std::int64_t least = std::min(wanted, all_heads);
-  constexpr std::int64_t most_tasks = 1 << 16;  // more need no play: they even out
+  constexpr std::int64_t most_tasks = 1 << 16;  // beyond this, imbalance is negligible: no simulation
   const double mean = of_a_head * static_cast<double>(all_heads) / grid;
   if (dealing == Sm90Dealing::one_each && costs.one_each_price > 0) {
     Sm90ScheduleCosts others = costs;
@@ -163,7 +163,7 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, c
         1, static_cast<std::int64_t>(static_cast<double>(teams.l2_bytes) * share) / std::max<std::int64_t>(1, t.head_bytes));
   };
   if (dealing == Sm90Dealing::one_each) {
-    std::int64_t section = 1;  // a power of two, which leaves no small rest of the usual numbers of heads
+    std::int64_t section = 1;  // a power of two: usual numbers of heads leave no small remainder
     while (section * 2 <= heads_within(costs.share_of_l2)) section *= 2;
     section = std::clamp(section, least, all_heads);
     Sections best = sections_of(section);

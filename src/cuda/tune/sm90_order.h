@@ -75,8 +75,8 @@ TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t lengt
                                 std::int64_t splits);
 
 /// Picks sections of heads whose working set stays in L2 and whose tasks balance: some LPT schedules are simulated and the shortest makespan wins. With one
-/// CTA per task the load balances itself, but for the end: the last section may be larger, so that its longest tasks do not begin too late.
-/// in_turns: Sm90Dealing::turns in any case.
+/// CTA per task the load balances itself, except at the end: the last section may be larger, so that its longest tasks do not begin too late.
+/// in_turns: forces Sm90Dealing::turns.
 Sm90Schedule sm90_schedule(const Sm90Tasks& tasks, const Sm90ScheduleCosts& costs, const Sm90Teams& teams, bool in_turns = false);
 
 /// Tiles that each row of tiles visits.
