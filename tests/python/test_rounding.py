@@ -161,3 +161,15 @@ def test_what_decides_nothing_stays_as_it_is_written(name):
     q = make((1, 16, 2, 8))
     text = str(foveal.explain(q, q, q, lambda s, b, h, i, j: s * 0.3 + 0.1 * (j - i)))
     assert "to_float32" not in text and module
+
+
+@pytest.mark.parametrize("fn, text", [
+    (lambda b, h, i, j: i.float() >= j.float(), "kv_idx <= q_idx"),
+    (lambda b, h, i, j: i * 1.0 >= j * 1.0, "kv_idx <= q_idx"),
+    (lambda b, h, i, j: (i.float() - j) <= 4.0, "q_idx <= kv_idx + 4"),
+    (lambda b, h, i, j: (i.double() - j.double()).abs() < 5, "abs(kv_idx - q_idx) <= 4"),
+], ids=["float", "product", "difference", "double"])  # fmt: skip
+def test_positions_are_compared_as_integers(torch, fn, text):
+    """float32 holds them as they are, and kernels know such masks."""
+    found = importlib.import_module("foveal.torch_trace").TorchTracer().expression(fn, "mask")
+    assert repr(found) == repr(foveal.parse(text))
