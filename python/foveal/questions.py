@@ -112,10 +112,16 @@ def _type_of(*given: Any) -> Any:
 _scopes: dict[int, int] = {}  # by the id of a module's globals, how many functions that run now have its `type` replaced
 
 
+def _is_imported_now(name: str | None) -> bool:
+    """A module whose classes are still made, perhaps of `type` itself."""
+    spec = getattr(sys.modules.get(name or ""), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
 @contextlib.contextmanager
 def types_answered(scopes: Sequence[dict[str, Any]], is_the_users: Callable[[str | None], bool]) -> Iterator[None]:
     """While a function runs: `type` of functions with these globals answers for symbols, and of those that are the user's and only show when they
-    are called: a helper in an attribute, in a registry, behind a decorator."""
+    are called: a helper in an attribute, in a registry, behind a decorator. Packages that are installed keep theirs: torch imports some on first use."""
     replaced: dict[int, dict[str, Any]] = {}
 
     def replace(scope: dict[str, Any]) -> None:
@@ -126,7 +132,8 @@ def types_answered(scopes: Sequence[dict[str, Any]], is_the_users: Callable[[str
                 replaced[id(scope)] = scope
 
     def entered(frame: types.FrameType, event: str, _: Any) -> None:
-        if event == "call" and "type" in frame.f_code.co_names and is_the_users(frame.f_globals.get("__name__")):
+        name = frame.f_globals.get("__name__")
+        if event == "call" and "type" in frame.f_code.co_names and is_the_users(name) and not _is_imported_now(name) and "-packages" not in frame.f_code.co_filename:
             replace(frame.f_globals)
 
     for scope in scopes:

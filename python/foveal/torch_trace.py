@@ -109,7 +109,7 @@ class Symbol(Symbols):
         method = getattr(torch.Tensor, name, None)
         if name in _LOOKS_OF_PLAIN:
             return _LOOKS_OF_PLAIN[name](self)
-        if method is None or (name.startswith("_") and questions.asked_by_a_library()):
+        if method is None or name.startswith("__array") or (name.startswith("_") and questions.asked_by_a_library()):
             raise AttributeError(f"{name}: no attribute of a tensor")
         if name.startswith("_") or not callable(method):  # no AttributeError, for which hasattr() and getattr() would have another answer than for a tensor
             raise questions.refused_here(
@@ -131,11 +131,6 @@ class Symbol(Symbols):
             raise RuntimeError(f"{name} in a score or mask: result type {result.dtype} can't be cast to the desired output type {self._dtype}")
         self._items = _call(self._tracer, torch.Tensor.to, (result, self._dtype), {})._items
         return self
-
-    __array_priority__ = torch.Tensor.__array_priority__  # NumPy's numbers leave operators to it
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise questions.refused_here(TypeError("a score expression has no value while it is traced, so that NumPy cannot take it; expected torch's functions"))
 
     def item(self) -> "Symbol":
         result: "Symbol" = _call(self._tracer, torch.Tensor.item, (self,), {})

@@ -3,6 +3,7 @@
 import builtins
 import copy
 import functools
+import importlib
 import importlib.util
 import logging
 import pickle
@@ -229,6 +230,19 @@ def test_types_are_answered_wherever_a_helper_is_found(where):
     torch = pytest.importorskip("torch")
     found = attend("torch", lambda s, b, h, i, j: s * 2 if HIDDEN[where](s + 0, torch.Tensor) else s)
     np.testing.assert_array_equal(found, attend("torch", "2 * score"))
+
+
+def test_what_is_imported_while_a_function_runs_has_its_own_type(tmp_path, monkeypatch):
+    """Torch imports much on first use."""
+    torch = pytest.importorskip("torch")
+    (tmp_path / "of_classes.py").write_text("def kind(x): return type(x)\nkind(1)\nclass Meta(type): pass\nclass Made(metaclass=Meta): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def score_mod(s, b, h, i, j):
+        made = importlib.import_module("of_classes")
+        return s * 2 if isinstance(made.Made, made.Meta) and made.kind(s + 0) is torch.Tensor else s
+
+    np.testing.assert_array_equal(attend("torch", score_mod), attend("torch", "2 * score"))
 
 
 TYPE, KEPT_TYPES = type, (int, type)
