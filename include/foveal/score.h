@@ -134,6 +134,10 @@ FOVEAL_API Expr to_real(const Expr& x);
 FOVEAL_API Expr to_integer(const Expr& x);  ///< truncates towards zero; derivative 0
 FOVEAL_API Expr to_int32(const Expr& x);    ///< the low 32 bits of an integer, sign-extended: int32 wrap-around
 FOVEAL_API Expr to_boolean(const Expr& x);  ///< x != 0
+// The nearest number of the type, as a real; infinite beyond the largest. The derivative is that of x.
+FOVEAL_API Expr to_float32(const Expr& x);
+FOVEAL_API Expr to_bfloat16(const Expr& x);
+FOVEAL_API Expr to_float16(const Expr& x);
 
 /// The canonical text of an expression after simplification; parse() reads it back. Equal expressions print alike.
 FOVEAL_API std::string to_string(const Expr& expr);

@@ -45,6 +45,9 @@ from ._core import (
     targets,
     to_boolean,
     to_int32,
+    to_bfloat16,
+    to_float16,
+    to_float32,
     to_integer,
     to_real,
     where,
@@ -63,7 +66,7 @@ __all__ = [
     "causal", "causal_bottom_right", "check", "clamp", "cos", "dilated", "document", "erf", "exp", "exp2", "explain", "floor", "floor_div",
     "forward", "global_tokens", "head", "kv_idx", "log", "log2", "logging", "maximum", "minimum", "num_threads", "padding", "parse", "plan",
     "pow", "prefix_lm", "q_idx", "rsqrt", "score", "seqlen_kv", "seqlen_q", "set_num_threads", "sigmoid", "sin", "softcap", "sqrt",
-    "stop_gradient", "tan", "tanh", "targets", "to_boolean", "to_int32", "to_integer", "to_real", "where", "window",
+    "stop_gradient", "tan", "tanh", "targets", "to_boolean", "to_bfloat16", "to_float16", "to_float32", "to_int32", "to_integer", "to_real", "where", "window",
 ]
 
 

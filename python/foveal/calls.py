@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from dataclasses import dataclass
-from typing import Any, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable, ClassVar, Iterator, Sequence
 
 from . import _core, arrays, formulas
 from ._core import Expr, Type
@@ -18,10 +18,17 @@ from .numbers import Number
 from .trace import Capture, Symbols, Tracer, broadcast, groups
 
 
+@dataclass
 class CallTracer(Tracer):
     """A Tracer whose functions see Symbols of a framework."""
 
-    library: str  # in messages
+    singles: list[Expr] = field(default_factory=list)  # that the framework computes in float32
+
+    library: ClassVar[str]  # in messages
+
+    def expression(self, fn: Any, kind: str) -> Expr | None:
+        found = super().expression(fn, kind)
+        return found if found is None or isinstance(fn, (Expr, str)) else _core.float32_where_deciding(found, self.singles)
 
     def symbol(self, items: Sequence[Expr], shape: tuple[int, ...], dtype: Any) -> Symbols:
         raise NotImplementedError
@@ -49,8 +56,19 @@ class CallTracer(Tracer):
         return self.wrapped(_core.to_integer(expr), dtype)
 
     def dtype_of_operands(self, call: Call, given: Sequence[Any]) -> Any:
-        """In which the numbers among them are held."""
+        """To which they are promoted, the numbers among them too."""
         return call.result.dtype
+
+    def promoted(self, x: Symbols, dtype: Any, is_number: bool) -> Symbols:
+        """An operand, a condition apart, of a function that computes with this dtype: float32 holds it rounded."""
+        kind = self.type_of(x._dtype)
+        if kind == Type.boolean or not is_single(dtype) or (is_single(x._dtype) and not is_number):
+            return x
+        if kind == Type.real and not is_number:
+            return self.symbol([_core.to_float32(item) for item in x._items], x._shape, dtype)
+        items = [_core.to_real(item) for item in x._items]
+        self.singles += items
+        return self.symbol(items, x._shape, x._dtype)
 
     def holds(self, number: Number, dtype: Any) -> bool:
         """Whether an array of this dtype holds every value that the number may have."""
@@ -64,9 +82,11 @@ class CallTracer(Tracer):
     def capture(self, array: Any) -> Capture:
         return Capture(self, array)
 
-    def finished(self, items: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Symbols:
-        """Expressions as an array of this dtype: converted, narrow integers wrapped, without derivative where none is to be recorded."""
+    def finished(self, items: Sequence[Any], shape: tuple[int, ...], dtype: Any, rounded: Callable[[Expr], Expr] | None = None) -> Symbols:
+        """Expressions as an array of this dtype: converted, narrow integers wrapped, without derivative where none is to be recorded. Reals
+        of 16 bits are computed in float32, and rounded where they are made of others."""
         kind, stopped = self.type_of(dtype), self.gradient_stopped()
+        single = is_single(dtype)
         convert = {Type.real: _core.to_real, Type.integer: _core.to_integer, Type.boolean: _core.to_boolean}[kind]
 
         def finish(item: Any) -> Expr:
@@ -74,10 +94,24 @@ class CallTracer(Tracer):
             if kind == Type.integer:
                 whole: Expr = self.of_real(item, dtype) if item.type == Type.real else self.wrapped(convert(item), dtype)
                 return whole
-            expr = convert(item)
+            expr = convert(item) if rounded is None else rounded(convert(item))
+            if single:
+                self.singles.append(expr)
             return _core.stop_gradient(expr) if stopped and kind == Type.real else expr
 
         return self.symbol([finish(item) for item in items], shape, dtype)
+
+
+_ROUNDED = {"bfloat16": _core.to_bfloat16, "float16": _core.to_float16}
+
+
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def is_single(dtype: Any) -> bool:
+    """Whether arrays of this dtype are computed with in float32."""
+    return _name_of(dtype) in ("float32", *_ROUNDED)
 
 
 def symbolic(value: Any) -> bool:
@@ -139,6 +173,11 @@ class Call:
     def made(self, items: Sequence[Any], like: Any) -> Any:
         return self.tracer.finished(items, tuple(like.shape), like.dtype)
 
+    def converted(self, items: Sequence[Any], like: Any, of: Any = None) -> Any:
+        """Of another dtype than they had, `of`: rounded where that is wider."""
+        rounded = _ROUNDED.get(_name_of(like.dtype), _core.to_float32 if _name_of(of) == "float64" and is_single(like.dtype) else None)
+        return self.tracer.finished(items, tuple(like.shape), like.dtype, rounded)
+
 
 Meaning = Callable[[Call], Any]
 
@@ -167,7 +206,7 @@ def elementwise(fn: Callable[..., Any], operands: int = 1) -> Meaning:
         if any(isinstance(value, Number) and not call.tracer.holds(value, dtype) for value in given):
             raise call.refuse(f"a number that changes beside {dtype}; expected a constant")
         given = [call.tracer.held(value, dtype) if type(value) is int else value for value in given]
-        symbols = [None if value is None else call.symbol(value) for value in given[:operands]]
+        symbols = [None if value is None else call.tracer.promoted(call.symbol(value), dtype, isinstance(value, (int, float, Number))) for value in given[:operands]]
         present = [(x._items, x._shape) for x in symbols if x is not None]
         options = dict(zip(names[operands:], given[operands:]))
         items = []
@@ -193,6 +232,21 @@ def shift(fn: Callable[[Any, Any, int], Any]) -> Meaning:
     def meaning(call: Call) -> Any:
         last_bit = 8 * call.result.dtype.itemsize - 1
         return binary(lambda x, count: fn(x, count, last_bit))(call)
+
+    return meaning
+
+
+def rounding(signature: inspect.Signature) -> Meaning:
+    """To so many decimals: frameworks round the scaled number to its dtype first."""
+
+    def meaning(call: Call) -> Any:
+        value, decimals = call.bind(signature).values()
+        x, power = call.symbol(value), 10.0 ** abs(decimals)
+        if decimals == 0 or call.tracer.type_of(call.result.dtype) != Type.real:
+            return call.made([formulas.rounded(item, decimals) for item in x._items], call.result)
+        scaled = call.made([item * power if decimals > 0 else item / power for item in x._items], call.result)
+        whole = [formulas.round_half_even(item) for item in scaled._items]
+        return call.made([item / power if decimals > 0 else item * power for item in whole], call.result)
 
     return meaning
 
@@ -273,7 +327,8 @@ def layout(numbers: Callable[[int, int, tuple[int, ...]], Any], values: Callable
 
 def cast(call: Call) -> Any:
     """The look of the result says what to convert to."""
-    return call.made(call.symbol(call.args[0])._items, call.result)
+    x = call.symbol(call.args[0])
+    return call.made(x._items, call.result) if x._dtype == call.result.dtype else call.converted(x._items, call.result, x._dtype)
 
 
 def same(call: Call) -> Any:
@@ -292,6 +347,6 @@ def filled(value: Any, argument: str = "fill_value") -> Meaning:
         if call.kwargs.get("requires_grad"):
             raise call.refuse("requires_grad=True; expected a constant")
         number = call.kwargs.get(argument, call.args[-1]) if value is None else value
-        return call.made(call.symbol(number)._items * math.prod(call.result.shape), call.result)
+        return call.converted(call.symbol(number)._items * math.prod(call.result.shape), call.result)
 
     return meaning

@@ -15,7 +15,7 @@ import functools
 import math
 import operator
 import types
-from typing import Any, Callable, Iterable, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 from . import arrays
 from ._core import Expr, Param
@@ -203,6 +203,13 @@ def _names_before(instructions: list[dis.Instruction]) -> list[str]:
 def types_asked(fn: types.FunctionType) -> tuple[TypeAsked, ...]:
     """By a function and those nested in it."""
     return _code_of(fn.__code__).types
+
+
+def attributes_read(fn: types.FunctionType) -> Iterator[tuple[str, ...]]:
+    """What it, or a function nested in it, reads of names: ("torch", "Tensor")."""
+    code = _code_of(fn.__code__)
+    for read in (*code.globals, *[_Read(fn.__code__.co_freevars[index], attributes) for index, attributes in code.free]):
+        yield from [(read.name, *read.attributes[:length]) for length in range(1, len(read.attributes) + 1)]
 
 
 def calls_type(code: types.CodeType) -> bool:

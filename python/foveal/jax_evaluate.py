@@ -67,7 +67,7 @@ class Evaluation(evaluation.Evaluation):
 
 
 def _floor_div(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.floor(a / b) if jnp.issubdtype(a.dtype, jnp.floating) else jnp.floor_divide(a, jnp.where(b == 0, 1, b))
+    return jax.lax.stop_gradient(jnp.floor_divide(a, b)) if jnp.issubdtype(a.dtype, jnp.floating) else jnp.floor_divide(a, jnp.where(b == 0, 1, b))
 
 
 Evaluation.of_reals = {
@@ -75,6 +75,9 @@ Evaluation.of_reals = {
     "rsqrt": jax.lax.rsqrt,
     "erf": jax.lax.erf,
     "sigmoid": jax.nn.sigmoid,
+    "to_float32": lambda x: jax.lax.reduce_precision(x, 8, 23),
+    "to_bfloat16": lambda x: jax.lax.reduce_precision(x, 8, 7),
+    "to_float16": lambda x: jax.lax.reduce_precision(x, 5, 10),
     "Div": jnp.divide,
     "Pow": jnp.power,
     "pow": jnp.power,
@@ -84,7 +87,7 @@ Evaluation.of_numbers = {
     "Sub": jnp.subtract,
     "Mult": jnp.multiply,
     "FloorDiv": _floor_div,
-    "Mod": lambda a, b: a - b * _floor_div(a, b),
+    "Mod": lambda a, b: jnp.remainder(a, b) if jnp.issubdtype(a.dtype, jnp.floating) else a - b * _floor_div(a, b),
     "abs": jnp.abs,
     "min": jnp.minimum,
     "max": jnp.maximum,

@@ -379,7 +379,14 @@ def _first_of_the_largest(call: Call, params: dict[str, Any]) -> Any:
     return over_dims(call, place, call.args[0], params["axes"])
 
 
+def _reduce_precision(call: Call, params: dict[str, Any]) -> Any:
+    rounded = {(8, 7): _core.to_bfloat16, (5, 10): _core.to_float16, (8, 23): _core.to_float32}.get((params["exponent_bits"], params["mantissa_bits"]))
+    if rounded is None:
+        raise call.refuse(f"{params['exponent_bits']} and {params['mantissa_bits']} bits; expected those of bfloat16, float16 or float32")
+    return call.made([rounded(item) for item in call.symbol(call.args[0])._items], call.result)
+
+
 _MEANINGS = {
     "select_n": _select, "dynamic_slice": _dynamic_slice, "gather": _gather, "dot_general": _dot_general, "cumsum": _cumsum,
-    "argmax": _first_of_the_largest,
+    "argmax": _first_of_the_largest, "reduce_precision": _reduce_precision,
 }  # fmt: skip

@@ -21,7 +21,7 @@ import numpy as np
 from . import _core, formulas, jax_primitives, questions
 from ._core import Expr, Type
 from .calls import Call, CallTracer, Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, same, signature_of
-from .calls import shift, stopped, unary
+from .calls import rounding, shift, stopped, unary
 from .trace import Capture, Symbols
 
 _NARROW = {"uint8": (0, 256), "uint16": (0, 65536), "uint32": (0, 2**32), "int8": (128, 256), "int16": (32768, 65536)}
@@ -142,8 +142,8 @@ def _clip(arr: Any, min: Any = None, max: Any = None, *, a_min: Any = None, a_ma
     return formulas.clipped(arr, a_min if min is None else min, a_max if max is None else max)
 
 
-def _round(a: Any, decimals: int = 0) -> Any:
-    return formulas.rounded(a, decimals)
+@signature_of
+def _ROUND(a: Any, decimals: int = 0) -> None: ...  # noqa: N802
 
 
 def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
@@ -248,7 +248,7 @@ _TABLE: dict[str, Meaning] = {
     "integer_pow": _power,
     "clip": elementwise(_clip, 3),
     "where": elementwise(lambda condition, x, y: _core.where(_core.to_boolean(condition), x, y), 3),
-    "round": elementwise(_round),
+    "round": rounding(_ROUND),
     "nan_to_num": elementwise(_nan_to_num),
     # jax.nn
     "relu": unary(formulas.relu),
@@ -460,6 +460,13 @@ class JaxTracer(CallTracer):
         if jnp.issubdtype(dtype, jnp.complexfloating):
             raise NotImplementedError(f"an array of dtype {dtype} in a score or mask; expected a real, integer or boolean one")
         return Type.boolean if dtype == bool else Type.real if jnp.issubdtype(dtype, jnp.floating) else Type.integer
+
+    def dtype_of_operands(self, call: Call, given: Sequence[Any]) -> Any:
+        dtype = call.result.dtype
+        if dtype != bool or len(given) != 2:
+            return dtype
+        both = jnp.result_type(*[value.dtype if hasattr(value, "dtype") else value for value in given])  # of a comparison
+        return both if jnp.issubdtype(both, jnp.floating) else dtype
 
     def narrow(self, dtype: Any) -> tuple[int, int] | None:
         return _NARROW.get(str(dtype))

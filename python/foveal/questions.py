@@ -4,8 +4,7 @@ and getattr() with a default ask a symbol's own __getattr__, which refuses what 
 A symbol is no tensor, and its hash is none of its values': `isinstance(x, torch.Tensor)` would take another branch than the function does on
 tensors, `head in {0, 1}` would be false of every head. The first is answered as of what a symbol stands for, as are `x.__class__` and
 `case torch.Tensor():`; the second is refused. `type(x)` asks nobody, so that functions that call it get another `type` while they run
-(types_answered): trace.py finds them, and refuses what their bytecode shows to be asked of a symbol. Of those that it does not find, `type(x) == C` is
-answered (SymbolType).
+(types_answered): those that trace.py finds, which refuses what their bytecode shows to be asked of a symbol, and those that are entered.
 
 The text of a symbol says nothing of its value either: it is for print(), for messages that libraries write, and for debuggers. A function that makes one
 itself might branch on it, and is refused.
@@ -113,21 +112,42 @@ def _type_of(*given: Any) -> Any:
 _scopes: dict[int, int] = {}  # by the id of a module's globals, how many functions that run now have its `type` replaced
 
 
+def _is_imported_now(name: str | None) -> bool:
+    """A module whose classes are still made, perhaps of `type` itself."""
+    spec = getattr(sys.modules.get(name or ""), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
 @contextlib.contextmanager
-def types_answered(scopes: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """While a function runs: `type` of functions with these globals answers for symbols."""
-    replaced = []
-    with _lock:
-        for scope in scopes:
-            if scope.get("type", _type_of) is _type_of:  # not one of their own
+def types_answered(scopes: Sequence[dict[str, Any]], is_the_users: Callable[[str | None], bool]) -> Iterator[None]:
+    """While a function runs: `type` of functions with these globals answers for symbols, and of those that are the user's and only show when they
+    are called: a helper in an attribute, in a registry, behind a decorator. Packages that are installed keep theirs: torch imports some on first use."""
+    replaced: dict[int, dict[str, Any]] = {}
+
+    def replace(scope: dict[str, Any]) -> None:
+        with _lock:
+            if id(scope) not in replaced and scope.get("type", _type_of) is _type_of:  # not one of their own
                 scope["type"] = _type_of
                 _scopes[id(scope)] = _scopes.get(id(scope), 0) + 1
-                replaced.append(scope)
+                replaced[id(scope)] = scope
+
+    def entered(frame: types.FrameType, event: str, _: Any) -> None:
+        name = frame.f_globals.get("__name__")
+        if event == "call" and "type" in frame.f_code.co_names and is_the_users(name) and not _is_imported_now(name) and "-packages" not in frame.f_code.co_filename:
+            replace(frame.f_globals)
+
+    for scope in scopes:
+        replace(scope)
+    watched = sys.getprofile() is None  # a profiler of the user's stays
+    if watched:
+        sys.setprofile(entered)
     try:
         yield
     finally:
+        if watched:
+            sys.setprofile(None)
         with _lock:
-            for scope in replaced:
+            for scope in replaced.values():
                 _scopes[id(scope)] -= 1
                 if _scopes[id(scope)] == 0:
                     del _scopes[id(scope)], scope["type"]
@@ -205,12 +225,16 @@ def refused(error: _Refusal) -> _Refusal:
     return error
 
 
-def refused_here(error: _Refusal) -> _Refusal:
-    """The same of what Python asks, which libraries do, too, and then go another way that gives the same."""
+def asked_by_a_library() -> bool:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and _package(frame) == "foveal":
         frame = frame.f_back
-    return error if frame is None or _package(frame) in {"torch", *_LIBRARIES} else refused(error)
+    return frame is None or _package(frame) in {"torch", *_LIBRARIES}
+
+
+def refused_here(error: _Refusal) -> _Refusal:
+    """The same of what Python asks, which libraries do, too, and then go another way that gives the same."""
+    return error if asked_by_a_library() else refused(error)
 
 
 def check_refusals() -> None:

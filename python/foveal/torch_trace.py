@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from . import _core, arrays, formulas, guards, questions, torch_views
 from ._core import Expr, Type
 from .calls import (
-    Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, layout, matmul, over_dims, reduction, same, shift, signature_of, stopped,
+    Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, layout, matmul, over_dims, reduction, rounding, same, shift, signature_of, stopped,
     symbolic, unary,
 )  # fmt: skip
 from .numbers import Number
@@ -109,9 +109,9 @@ class Symbol(Symbols):
         method = getattr(torch.Tensor, name, None)
         if name in _LOOKS_OF_PLAIN:
             return _LOOKS_OF_PLAIN[name](self)
-        if name.startswith("_") or method is None:
+        if method is None or name.startswith("__array") or (name.startswith("_") and questions.asked_by_a_library()):
             raise AttributeError(f"{name}: no attribute of a tensor")
-        if not callable(method):  # no AttributeError, for which hasattr() and getattr() would have another answer than for a tensor
+        if name.startswith("_") or not callable(method):  # no AttributeError, for which hasattr() and getattr() would have another answer than for a tensor
             raise questions.refused_here(
                 NotImplementedError(f"torch.Tensor.{name} in a score or mask: a symbol has none; expected shape, dtype, device and functions of torch")
             )
@@ -220,7 +220,7 @@ def _layout_as(call: Call) -> Any:
 
 def _new_tensor(call: Call) -> Any:
     data = torch.as_tensor(call.args[1])
-    return call.made([_core.constant(x) for x in data.reshape(-1).tolist()], call.result)
+    return call.converted([_core.constant(x) for x in data.reshape(-1).tolist()], call.result)
 
 
 @signature_of
@@ -323,12 +323,24 @@ def _softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
     return _core.where(input * beta > threshold, input, formulas.softplus(input * beta) / beta)
 
 
-def _div(input: Any, other: Any, rounding_mode: str | None = None) -> Any:
-    if rounding_mode is None:
-        return _core.to_real(_core.constant(input)) / other
-    if rounding_mode == "floor":
-        return formulas.floor_divide(input, other)
-    return formulas.trunc_divide(input, other)
+def _true_div(input: Any, other: Any) -> Any:
+    return _core.to_real(_core.constant(input)) / other
+
+
+@signature_of
+def _DIV(input: Any, other: Any, *, rounding_mode: Any = None) -> None: ...  # noqa: N802
+
+
+def _div(call: Call) -> Any:
+    input, other, mode = call.bind(_DIV).values()
+    of_two = replace(call, args=(input, other), kwargs={})
+    if mode is None:
+        return binary(_true_div)(of_two)
+    if mode == "floor":
+        return binary(formulas.floor_divide)(of_two)
+    if not call.result.dtype.is_floating_point:
+        return binary(formulas.trunc_divide)(of_two)
+    return call.made([formulas.trunc(item) for item in binary(_true_div)(of_two)._items], call.result)
 
 
 def _logit(input: Any, eps: float | None = None) -> Any:
@@ -340,8 +352,8 @@ def _sign(input: Any) -> Any:
     return _core.where(input > 0, 1, _core.where(input < 0, -1, 0))
 
 
-def _round(input: Any, *, decimals: int = 0) -> Any:
-    return formulas.rounded(input, decimals)
+@signature_of
+def _ROUND(input: Any, *, decimals: int = 0) -> None: ...  # noqa: N802
 
 
 def _where_of(call: Call) -> Any:
@@ -423,7 +435,7 @@ _TABLE: dict[str, Meaning] = {
     "trunc": unary(formulas.trunc),
     "fix": unary(formulas.trunc),
     "frac": unary(formulas.frac),
-    "round": elementwise(_round),
+    "round": rounding(_ROUND),
     "deg2rad": unary(lambda x: x * (math.pi / 180.0)),
     "rad2deg": unary(lambda x: x * (180.0 / math.pi)),
     "isnan": unary(formulas.is_nan),
@@ -461,10 +473,10 @@ _TABLE: dict[str, Meaning] = {
     "rsub": elementwise(lambda input, other, *, alpha=1: other - (input if alpha == 1 else input * alpha), 2),
     "mul": binary(operator.mul),
     "multiply": binary(operator.mul),
-    "div": elementwise(lambda input, other, *, rounding_mode=None: _div(input, other, rounding_mode), 2),
-    "divide": elementwise(lambda input, other, *, rounding_mode=None: _div(input, other, rounding_mode), 2),
-    "true_divide": binary(_div),
-    "truediv": binary(_div),
+    "div": _div,
+    "divide": _div,
+    "true_divide": binary(_true_div),
+    "truediv": binary(_true_div),
     "floor_divide": _divided(formulas.floor_divide),
     "floordiv": _divided(formulas.floor_divide),
     "remainder": _divided(formulas.remainder),
@@ -559,6 +571,14 @@ _TABLE: dict[str, Meaning] = {
     **dict.fromkeys("expand_as reshape_as view_as".split(), _layout_as),
 }
 
+
+# Of shapes and dtypes, not of values.
+_ASKED: dict[str, Callable[[Any], Any]] = {
+    "is_floating_point": lambda x: x.dtype.is_floating_point,
+    "is_complex": lambda x: x.dtype.is_complex,
+    "is_signed": lambda x: x.dtype.is_signed,
+    "numel": lambda x: math.prod(x.shape),
+}
 
 # Whose result, where it has the same dtype, may be what they were given, or a view of it.
 _SHARING = frozenset(
@@ -702,6 +722,8 @@ def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwar
             raise TypeError(f"torch.{name}: an expression met a tensor outside of tracing")
     if raw.endswith("_") and not raw.endswith("__") and raw not in ("and_", "or_"):
         raise NotImplementedError(f"torch.{func.__name__} in a score or mask writes into its operand; expected torch.{name}")
+    if name in _ASKED and len(args) == 1 and not kwargs:
+        return _ASKED[name](args[0])
     meaning = _TABLE.get(name)
     if meaning is None:
         raise NotImplementedError(
@@ -871,7 +893,7 @@ class TorchTracer(CallTracer):
 
     def dtype_of_operands(self, call: Call, given: Sequence[Any]) -> torch.dtype:
         dtype: torch.dtype = call.result.dtype
-        if dtype == torch.bool and len(given) == 2 and any([type(value) is int or isinstance(value, Number) for value in given]):  # a comparison
+        if dtype == torch.bool and len(given) == 2:  # a comparison
             return torch.result_type(*[_meta_of(value) for value in given])
         return dtype
 

@@ -13,6 +13,7 @@ import math
 import operator
 import sys
 import types
+from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Iterator, Sequence
 
@@ -71,7 +72,7 @@ class Symbols(metaclass=questions.SymbolType):
     __float__ = __int__ = __index__ = __complex__ = questions.no_number
     __array_function__ = numpy_on_symbols.refused
     __hash__ = questions.no_hash
-    __reduce_ex__ = questions.no_copy
+    __reduce_ex__ = __copy__ = __deepcopy__ = questions.no_copy
 
     __repr__ = __format__ = questions.text_by(
         lambda self: f"{type(self).__name__}({self._items[0] if not self._shape else self._items}, shape={list(self._shape)})"
@@ -620,7 +621,7 @@ class Tracer:
         _check_arity(fn, kind, len(arguments))
         handed = _check_types(fn, arguments, self.rebind)
         try:
-            with questions.answered(), questions.types_answered(handed):
+            with questions.answered(), questions.types_answered(handed, _is_the_users):
                 result = self.run(fn, arguments)
         except IndexError as error:
             if "valid indices" not in str(error):  # NumPy's and JAX's words for an index that is no number
@@ -774,6 +775,8 @@ def _check_types(fn: Any, arguments: Sequence[Any], rebind: bool) -> list[dict[s
         if id(value) in seen:
             continue
         seen.add(id(value))
+        if value is type:
+            raise TypeError("a score or mask has the builtin type() by a name of its own, which does not know what symbols stand for; expected type(x) itself, or isinstance()")
         if type(value) in (list, tuple, dict):
             left += value.values() if type(value) is dict else value
         elif isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
@@ -782,6 +785,7 @@ def _check_types(fn: Any, arguments: Sequence[Any], rebind: bool) -> list[dict[s
                 left.append(value.__self__)
             if isinstance(value, types.FunctionType):
                 scopes += _scope_of(value)
+                left += [type for names in guards.attributes_read(value) if _named(value, names) is type]
                 for of, against in guards.types_asked(value):
                     if _is_array_class(_named(value, against)) or (rebind and arrays.is_array(_named(value, (of,)))):
                         asked.append(of)
@@ -834,7 +838,7 @@ def _named(fn: types.FunctionType, names: Sequence[str]) -> Any:
         return None
     free = {name: cell.cell_contents for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()) if _filled(cell)}
     defaults = dict(zip(reversed(fn.__code__.co_varnames[: fn.__code__.co_argcount]), reversed(fn.__defaults__ or ())))
-    value = {**fn.__globals__, **defaults, **(fn.__kwdefaults__ or {}), **free}.get(names[0])
+    value = ChainMap(free, fn.__kwdefaults__ or {}, defaults, fn.__globals__).get(names[0])
     for name in names[1:]:
         value = inspect.getattr_static(value, name, None)
     return value

@@ -1,56 +1,15 @@
 #include "expression.h"
 
-#include <memory>
 #include <unordered_map>
 #include <vector>
 
-#include "score/node.h"
+#include "rewrite.h"
 
 namespace foveal::python {
 namespace {
 
 using scoring::Node;
 using scoring::Op;
-
-/// Every node once, operands before users. Iterative: expressions may be deep.
-std::vector<const Node*> operands_first(const Expr& expr) {
-  std::vector<const Node*> order;
-  std::unordered_map<const Node*, bool> done;
-  std::vector<const Node*> open;
-  if (expr.present()) open.push_back(expr.node().get());
-  while (!open.empty()) {
-    const Node* node = open.back();
-    const auto [it, is_new] = done.try_emplace(node, false);
-    if (is_new) {
-      for (const auto& arg : node->args) open.push_back(arg.get());
-      continue;
-    }
-    open.pop_back();
-    if (it->second) continue;
-    it->second = true;
-    order.push_back(node);
-  }
-  return order;
-}
-
-/// The expression with nodes replaced by replacement(node, new operands), unless that is absent.
-template <class Replacement>
-Expr rewritten(const Expr& expr, Replacement replacement) {
-  std::unordered_map<const Node*, Expr> made;
-  for (const Node* node : operands_first(expr)) {
-    std::vector<Expr> args;
-    for (const auto& arg : node->args) args.push_back(made.at(arg.get()));
-    Expr found = replacement(*node, args);
-    if (!found.present()) {
-      auto copy = std::make_shared<Node>(node->op, node->type);
-      copy->real = node->real, copy->integer = node->integer, copy->param = node->param;
-      for (const Expr& arg : args) copy->args.push_back(arg.node());
-      found = Expr(std::move(copy));
-    }
-    made[node] = std::move(found);
-  }
-  return expr.present() ? made.at(expr.node().get()) : Expr();
-}
 
 /// "batch" or "head" for these symbols, else "".
 std::string symbol_of(const Node& node) { return node.op == Op::batch ? "batch" : node.op == Op::head ? "head" : ""; }

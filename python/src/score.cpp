@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "expression.h"
+#include "float32.h"
 #include "foveal/masks.h"
 #include "module.h"
 #include "score/negative_index.h"
@@ -133,6 +134,9 @@ void bind_score(nb::module_& m) {
   unary("to_integer", foveal::to_integer, "x truncated towards zero; derivative 0.");
   unary("to_int32", foveal::to_int32, "The low 32 bits of an integer, sign-extended.");
   unary("to_boolean", foveal::to_boolean, "x != 0.");
+  unary("to_float32", foveal::to_float32, "The nearest number of float32, as a real; derivative 1.");
+  unary("to_bfloat16", foveal::to_bfloat16, "The nearest number of bfloat16, as a real; derivative 1.");
+  unary("to_float16", foveal::to_float16, "The nearest number of float16, as a real, infinite beyond 65504; derivative 1.");
   const auto function2 = [&m](const char* name, Binary fn, const char* doc) {
     m.def(
         name, [fn](nb::object a, nb::object b) { return fn(from_python(a), from_python(b)); }, nb::arg("a"), nb::arg("b"), doc);
@@ -180,6 +184,7 @@ void bind_score(nb::module_& m) {
   m.def("fold_batch", &fold_batch, nb::arg("expr"), nb::arg("batch"), nb::arg("folded"));
   m.def("params_of", &params_of, nb::arg("expr"), "The names of the parameters that it reads.");
   m.def("index_symbols", &index_symbols, nb::arg("exprs"), nb::arg("param"));
+  m.def("float32_where_deciding", &float32_where_deciding, nb::arg("expr"), nb::arg("singles"));
   m.def("of_shard", &of_shard, nb::arg("expr"), nb::arg("origins"), nb::arg("shards"));
   m.def(
       "parse", [](const std::string& text, const std::vector<Param>& params) { return parse(text, params); }, nb::arg("text"),

@@ -75,6 +75,7 @@ struct TapeGrads {
   X(select_r, real) X(select_i, word) X(select_l, word64) /* a ? b : c */ \
   X(to_real_i, real) X(to_real_b, real) X(to_integer_r, word) X(to_integer_b, word) X(to_boolean_r, word) X(to_boolean_i, word) \
   X(to_real_l, real) X(to_boolean_l, word) X(to_int32_l, word64) X(to_integer64_r, word64) \
+  X(to_float32, real) X(to_bfloat16, real) X(to_float16, real) \
   X(lengthen, word64) X(shorten, word) /* to 64 bits; to 32 bits, saturating */ \
   X(round, real) /* wide to the real of the tile */ \
   /* memory */ \

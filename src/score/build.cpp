@@ -224,5 +224,8 @@ Expr to_int32(const Expr& x) {
   FOVEAL_CHECK(type_of(x, Op::to_int32) != Type::real, "to_int32: a real operand; expected an integer");
   return apply(Op::to_int32, Type::integer, {cast(x, Type::integer)});
 }
+Expr to_float32(const Expr& x) { return numeric(Op::to_float32, {to_real(x)}); }
+Expr to_bfloat16(const Expr& x) { return numeric(Op::to_bfloat16, {to_real(x)}); }
+Expr to_float16(const Expr& x) { return numeric(Op::to_float16, {to_real(x)}); }
 
 }  // namespace foveal

@@ -1,29 +1,27 @@
 #include "score/discrete.h"
 
 namespace foveal::scoring {
-namespace {
 
-/// Maps reals to something discrete.
-bool is_discrete(const Program& program, const Instr& instr) {
-  switch (instr.op) {
+bool is_discrete(Op op, Type result, Type operand) {
+  switch (op) {
     case Op::floor:
+    case Op::to_bfloat16:
+    case Op::to_float16:
       return true;
     case Op::floor_div:
     case Op::mod:
-      return instr.type == Type::real;
+      return result == Type::real;
     case Op::eq:
     case Op::ne:
     case Op::lt:
     case Op::le:
     case Op::to_integer:
     case Op::to_boolean:
-      return program[instr.arg[0]].type == Type::real;
+      return operand == Type::real;
     default:
       return false;
   }
 }
-
-}  // namespace
 
 base::IdVector<char> deciding_reals(const Program& program, bool beside_score) {
   base::IdVector<char> decides(program.size(), false);
@@ -31,7 +29,7 @@ base::IdVector<char> deciding_reals(const Program& program, bool beside_score) {
   for (ValueId id = decides.size(); id-- > 0;) {
     const Instr& instr = program[id];
     if (of_score(id) && !beside_score) continue;
-    const bool discrete = is_discrete(program, instr);
+    const bool discrete = is_discrete(instr.op, instr.type, instr.arg[0] < 0 ? instr.type : program[instr.arg[0]].type);
     if (discrete && instr.type == Type::real && !of_score(id)) decides[id] = true;
     if (!discrete && !decides[id]) continue;
     for (const ValueId arg : instr.arg)

@@ -6,6 +6,9 @@
 
 namespace foveal::scoring {
 
+/// Does an operation map reals to something discrete? By the types of its result and of its operands.
+bool is_discrete(Op op, Type result, Type operand);
+
 /// For each value: is it such a real, directly or through others? Values that depend on the score are inexact anyway and never count.
 /// beside_score: also reals that are compared with values of the score.
 base::IdVector<char> deciding_reals(const Program& program, bool beside_score);

@@ -15,6 +15,9 @@ bool is_exact(Op op) {
     case Op::floor:
     case Op::floor_div:
     case Op::stop_gradient:
+    case Op::to_float32:
+    case Op::to_bfloat16:
+    case Op::to_float16:
       return true;
     default:
       return false;

@@ -6,6 +6,8 @@
 #include <limits>
 #include <numbers>
 
+#include "score/rounding.h"
+
 namespace foveal::scoring::interval_rules {
 namespace {
 
@@ -100,6 +102,7 @@ Interval floor_div(Type type, const Interval& a, const Interval& b, const Interv
     const double far = std::max(std::abs(a.low), std::abs(a.high));  // division by 0 gives 0
     return {-far, far};
   }
+  if (type == Type::real && (is_infinite(a) || is_infinite(b))) return everything(type);
   return floor(type, div(type, a, b, c), c, c);
 }
 
@@ -313,6 +316,19 @@ Interval to_integer(Type, const Interval& a, const Interval&, const Interval&) {
 Interval to_int32(Type, const Interval& a, const Interval&, const Interval&) {
   constexpr double low = -2147483648.0, high = 2147483647.0;
   return a.low >= low && a.high <= high ? a : Interval{low, high};
+}
+
+// Rounding keeps the order.
+Interval to_float32(Type, const Interval& a, const Interval&, const Interval&) {
+  return {scoring::to_float32(a.low), scoring::to_float32(a.high), a.maybe_nan};
+}
+
+Interval to_bfloat16(Type, const Interval& a, const Interval&, const Interval&) {
+  return {scoring::to_bfloat16(a.low), scoring::to_bfloat16(a.high), a.maybe_nan};
+}
+
+Interval to_float16(Type, const Interval& a, const Interval&, const Interval&) {
+  return {scoring::to_float16(a.low), scoring::to_float16(a.high), a.maybe_nan};
 }
 
 Interval to_boolean(Type, const Interval& a, const Interval&, const Interval&) {

@@ -14,6 +14,6 @@ using Rule = Interval(Type type, const Interval& a, const Interval& b, const Int
 Rule add, sub, mul, div, floor_div, mod, neg, abs, min, max, exp, exp2, log, log2, sqrt, rsqrt, tanh, sigmoid, sin, cos, tan, erf, floor,
     pow, stop_gradient;
 Rule eq, ne, lt, le, logical_and, logical_or, logical_not, logical_xor, bit_and, bit_or, bit_xor, shift_left, shift_right, select, to_real,
-    to_integer, to_boolean, to_int32;
+    to_integer, to_boolean, to_int32, to_float32, to_bfloat16, to_float16;
 
 }  // namespace foveal::scoring::interval_rules

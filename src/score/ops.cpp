@@ -8,6 +8,7 @@
 #include "score/graph.h"
 #include "score/interval_rules.h"
 #include "score/op_table.h"
+#include "score/rounding.h"
 
 namespace foveal::scoring {
 
@@ -48,8 +49,15 @@ double remainder(double a, double b) {  // Python's: the sign of the divisor
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
+/// Python's: a / b may be rounded up to an integer that it is below, the remainder is exact.
+double floor_quotient(double a, double b) {
+  if (b == 0) return a / b;
+  const double rest = std::fmod(a, b), whole = std::nearbyint((a - rest) / b);
+  return rest != 0 && (rest < 0) != (b < 0) ? whole - 1 : whole;
+}
+
 // Integer division by 0 has no value in the language; evaluation gives 0.
-double floor_quotient(Type type, double a, double b) { return type == Type::integer && b == 0 ? 0 : std::floor(a / b); }
+double floor_quotient(Type type, double a, double b) { return type == Type::real ? floor_quotient(a, b) : b == 0 ? 0 : std::floor(a / b); }
 double floor_remainder(Type type, double a, double b) { return type == Type::integer && b == 0 ? 0 : remainder(a, b); }
 
 using Int = std::int64_t;
@@ -230,6 +238,9 @@ constexpr Facts facts[] = {
     {Op::to_integer, V(static_cast<double>(truncated(a))), nullptr, nullptr, rule::to_integer, "int($0)", "int($0)"},
     {Op::to_boolean, V(a != 0), I(a != 0), nullptr, rule::to_boolean, "($0 != 0)", "($0 != 0)"},
     {Op::to_int32, V(static_cast<double>(low_word(truncated(a)))), I(low_word(a)), nullptr, rule::to_int32, "", "int($0)"},
+    {Op::to_float32, V(to_float32(a)), nullptr, D(s.tangent[0]), rule::to_float32, "fv_to_float32($0)", ""},
+    {Op::to_bfloat16, V(to_bfloat16(a)), nullptr, D(s.tangent[0]), rule::to_bfloat16, "fv_to_bfloat16($0)", ""},
+    {Op::to_float16, V(to_float16(a)), nullptr, D(s.tangent[0]), rule::to_float16, "fv_to_float16($0)", ""},
 };
 
 #undef V

@@ -65,7 +65,10 @@ namespace foveal::scoring {
   X(to_real, "to_real", 1, "t>r")             \
   X(to_integer, "to_integer", 1, "t>i")       \
   X(to_boolean, "to_boolean", 1, "t>b")       \
-  X(to_int32, "to_int32", 1, "i>i")
+  X(to_int32, "to_int32", 1, "i>i")           \
+  X(to_float32, "to_float32", 1, "r>r")       \
+  X(to_bfloat16, "to_bfloat16", 1, "r>r")     \
+  X(to_float16, "to_float16", 1, "r>r")
 
 enum class Op : std::uint8_t {
 #define FOVEAL_X(op, text, arity, signature) op,

@@ -70,6 +70,9 @@ const Function functions[] = {
     {"to_boolean", to_boolean},
     {"stop_gradient", stop_gradient},
     {"to_int32", to_int32},
+    {"to_float32", to_float32},
+    {"to_bfloat16", to_bfloat16},
+    {"to_float16", to_float16},
 };
 
 const std::map<std::string_view, Expr>& words() {

@@ -160,6 +160,14 @@ ValueId Graph::make_unary(Op op, ValueId a) {
     case Op::stop_gradient:
       if (instr.op == Op::stop_gradient || instr.op == Op::to_real) return a;  // nothing to stop
       break;
+    case Op::to_float32:
+      if (instr.op == op || instr.op == Op::to_bfloat16 || instr.op == Op::to_float16) return a;
+      break;
+    case Op::to_bfloat16:
+    case Op::to_float16:
+      if (instr.op == op) return a;
+      if (instr.op == Op::to_float32) return make(op, instr.arg[0]);
+      break;
     case Op::to_real:
       if (type(a) == Type::real) return a;
       if (instr.op == Op::to_integer && type(instr.arg[0]) == Type::boolean) return make(Op::to_real, instr.arg[0]);

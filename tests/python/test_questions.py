@@ -3,6 +3,7 @@
 import builtins
 import copy
 import functools
+import importlib
 import importlib.util
 import logging
 import pickle
@@ -193,6 +194,75 @@ def test_what_is_done_with_types_of_symbols(name, ask):
     assert kept[-1] == expected
     assert "type" not in globals()
     assert issubclass.__module__ == "builtins"
+
+
+def asked_elsewhere():
+    """Of a module that the score reaches by no name."""
+    module = types.ModuleType("elsewhere")
+    exec("def asked(x, kind): return type(x) is kind\ndef in_steps(x, kind): yield type(x) is kind", vars(module))
+    return module
+
+
+class Holder:
+    pass
+
+
+def in_a_registry():
+    holder, held = Holder(), {"entries": [Holder()]}
+    held["entries"][0].call = holder.call = asked_elsewhere().asked
+    return holder, held
+
+
+HOLDER, HELD = in_a_registry()
+Holder.call_of_class = functools.partial(asked_elsewhere().asked)
+HIDDEN = {
+    "an attribute": lambda x, kind: HOLDER.call(x, kind),
+    "a registry": lambda x, kind: HELD["entries"][0].call(x, kind),
+    "a partial of a class": lambda x, kind: HOLDER.call_of_class(x, kind),
+    "made while it runs": lambda x, kind: asked_elsewhere().asked(x, kind),
+    "a generator": lambda x, kind: next(asked_elsewhere().in_steps(x, kind)),
+    "compiled while it runs": lambda x, kind: eval("type(x) is kind", {"x": x, "kind": kind, "__name__": "elsewhere"}),
+}
+
+
+@pytest.mark.parametrize("where", HIDDEN)
+def test_types_are_answered_wherever_a_helper_is_found(where):
+    torch = pytest.importorskip("torch")
+    found = attend("torch", lambda s, b, h, i, j: s * 2 if HIDDEN[where](s + 0, torch.Tensor) else s)
+    np.testing.assert_array_equal(found, attend("torch", "2 * score"))
+
+
+def test_what_is_imported_while_a_function_runs_has_its_own_type(tmp_path, monkeypatch):
+    """Torch imports much on first use."""
+    torch = pytest.importorskip("torch")
+    (tmp_path / "of_classes.py").write_text("def kind(x): return type(x)\nkind(1)\nclass Meta(type): pass\nclass Made(metaclass=Meta): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def score_mod(s, b, h, i, j):
+        made = importlib.import_module("of_classes")
+        return s * 2 if isinstance(made.Made, made.Meta) and made.kind(s + 0) is torch.Tensor else s
+
+    np.testing.assert_array_equal(attend("torch", score_mod), attend("torch", "2 * score"))
+
+
+TYPE, KEPT_TYPES = type, (int, type)
+OTHER_TYPES = types.SimpleNamespace(of=types.SimpleNamespace(kind=type))
+OTHER_NAMES = {
+    "a global": lambda kind: lambda s, b, h, i, j: s * 2 if TYPE(s) is kind else s,
+    "a default": lambda kind: lambda s, b, h, i, j, f=type: s * 2 if f(s) is kind else s,
+    "a closure": lambda kind, f=type: lambda s, b, h, i, j: s * 2 if f(s) is kind else s,
+    "a module": lambda kind: lambda s, b, h, i, j: s * 2 if builtins.type(s) is kind else s,
+    "a tuple": lambda kind: lambda s, b, h, i, j: s * 2 if KEPT_TYPES[1](s) is kind else s,
+    "an attribute": lambda kind: lambda s, b, h, i, j: s * 2 if OTHER_TYPES.of.kind(s) is kind else s,
+    "a partial": lambda kind: functools.partial(lambda f, s, b, h, i, j: s * 2 if f(s) is kind else s, type),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "numpy"])
+@pytest.mark.parametrize("where", OTHER_NAMES)
+def test_type_by_another_name_is_refused(name, where):
+    with pytest.raises(TypeError, match=r"foveal.attention: a score or mask has the builtin type\(\) by a name of its own"):
+        attend(name, OTHER_NAMES[where](KINDS[name][1]))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -432,9 +502,11 @@ def test_plain_attributes_of_a_tensor(ask):
 @pytest.mark.parametrize("name, ask, words", [
     ("torch", lambda row: hasattr(row * 1, "grad_fn"), "torch.Tensor.grad_fn in a score or mask"),
     ("torch", lambda row: getattr(row * 1, "grad", None) is None, "torch.Tensor.grad in a score or mask"),
+    ("torch", lambda row: hasattr(row * 1, "_version"), "torch.Tensor._version in a score or mask"),
+    ("torch", lambda row: hasattr(row * 1, "__dlpack__"), "torch.Tensor.__dlpack__ in a score or mask"),
     ("numpy", lambda row: getattr(row * 1, "T", None) is None, "numpy.ndarray.T in a score or mask"),
     ("numpy", lambda row: hasattr(row * 1, "flat"), "numpy.ndarray.flat in a score or mask"),
-], ids=["grad_fn", "grad", "T", "flat"])  # fmt: skip
+], ids=["grad_fn", "grad", "_version", "__dlpack__", "T", "flat"])  # fmt: skip
 def test_attributes_that_only_tensors_have_are_refused(name, ask, words):
     """hasattr() and getattr() with a default took a symbol for something else than a tensor."""
     table = KINDS[name][0](TABLE) if name in KINDS else pytest.skip(f"{name} is not installed")

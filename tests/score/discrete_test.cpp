@@ -21,9 +21,10 @@ bool decides(const std::string& score, bool beside_score) {
 }
 
 TEST(DecidingReals, AreThoseOfIndicesComparisonsAndRoundings) {
-  for (const char* score : {"score + u[to_integer(exp(t[head]))]", "where(exp(t[head]) < 2, score, 0)", "score + floor(exp(t[head]))",
-                            "score + floor(2 * exp(t[head]) + t[kv_idx])", "score + exp(t[head]) // 2", "score + exp(t[head]) % 2",
-                            "where(to_boolean(exp(t[head])), score, 0)"}) {
+  for (const char* score :
+       {"score + u[to_integer(exp(t[head]))]", "where(exp(t[head]) < 2, score, 0)", "score + floor(exp(t[head]))",
+        "score + floor(2 * exp(t[head]) + t[kv_idx])", "score + exp(t[head]) // 2", "score + exp(t[head]) % 2",
+        "where(to_boolean(exp(t[head])), score, 0)", "score + to_bfloat16(exp(t[head]))", "score + to_float16(exp(t[head]))"}) {
     EXPECT_TRUE(decides(score, false)) << score;
     EXPECT_TRUE(decides(score, true)) << score;
   }

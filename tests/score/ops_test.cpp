@@ -24,6 +24,15 @@ using scoring::Op;
 using scoring::OpRow;
 using NodePtr = std::shared_ptr<const Node>;
 
+/// To a significand of so many bits, ties to even.
+double rounded(double a, int bits) {
+  int exponent = 0;
+  const double fraction = std::frexp(a, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, bits)), exponent - bits);
+}
+
+bool rounds(Op op) { return op == Op::to_float32 || op == Op::to_bfloat16 || op == Op::to_float16; }
+
 double python_remainder(double a, double b) { return a - b * std::floor(a / b); }
 
 const std::map<std::string_view, double (*)(double, double, double)>& values() {
@@ -65,6 +74,9 @@ const std::map<std::string_view, double (*)(double, double, double)>& values() {
       {"to_integer", [](D a, D, D) { return a < 0 ? std::ceil(a) : std::floor(a); }},
       {"to_int32", [](D a, D, D) { return a; }},
       {"to_boolean", [](D a, D, D) -> D { return a != 0; }},
+      {"to_float32", [](D a, D, D) { return rounded(a, 24); }},
+      {"to_bfloat16", [](D a, D, D) { return rounded(a, 8); }},
+      {"to_float16", [](D a, D, D) { return rounded(a, 11); }},
   };
   return table;
 }
@@ -204,6 +216,7 @@ TEST_P(EveryRow, HasTheDerivativeOfItsValue) {
   const OpRow& row = GetParam();
   if (row.signature.back() == 'b' || row.signature.back() == 'i') GTEST_SKIP() << "not a real function";
   if (row.op == Op::stop_gradient) GTEST_SKIP() << "has none, see StopGradient";
+  if (rounds(row.op)) GTEST_SKIP() << "has that of what it rounds, see Rounding";
   const std::vector<Type> types = operand_types(row).back();
   std::vector<Param> params;
   const Expr expr = Expr(applied(row, types, params));
@@ -330,6 +343,22 @@ TEST(Ops, StopGradient) {
   EXPECT_EQ(slopes("a * exp(stop_gradient(stop_gradient(a))) + b - stop_gradient(b)", 0, 5), (Slopes{1, 1}));
   EXPECT_EQ(stop_gradient(symbols::q_idx).type(), Type::integer);
   EXPECT_EQ(to_string(stop_gradient(to_real(symbols::q_idx))), to_string(to_real(symbols::q_idx)));
+}
+
+TEST(Ops, Rounding) {
+  using Slopes = std::array<double, 2>;
+  EXPECT_EQ(slopes("to_bfloat16(a) * b", 3, 5), (Slopes{5, 3}));
+  EXPECT_EQ(slopes("to_float16(to_float32(a * b))", 3, 5), (Slopes{5, 3}));
+  const auto text = [](const Expr& x) { return to_string(x); };
+  EXPECT_EQ(text(to_float16(Expr(65519.0))), "65504.0");
+  EXPECT_EQ(text(to_float16(Expr(65520.0))), "inf");
+  EXPECT_EQ(text(to_float16(Expr(-0x1p-25))), text(Expr(-0.0)));
+  EXPECT_EQ(text(to_float16(Expr(0x1.8p-24))), text(Expr(0x1p-23)));
+  EXPECT_EQ(text(to_bfloat16(Expr(257.0))), "256.0");
+  EXPECT_EQ(text(to_bfloat16(Expr(259.0))), "260.0");
+  EXPECT_EQ(text(to_float32(Expr(16777217.0))), "16777216.0");
+  EXPECT_EQ(text(to_float32(Expr(1e39))), "inf");
+  EXPECT_EQ(text(to_bfloat16(to_float32(to_bfloat16(symbols::score)))), text(to_bfloat16(symbols::score)));
 }
 
 TEST(Ops, BitsOfIntegers) {

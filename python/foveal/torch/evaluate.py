@@ -63,7 +63,7 @@ class Evaluation(evaluation.Evaluation):
 
 def _floor_div(a: Tensor, b: Tensor) -> Tensor:
     if a.is_floating_point():
-        return torch.floor(a / b)
+        return torch.div(a, b, rounding_mode="floor")
     return torch.where(b == 0, 0, torch.div(a, torch.where(b == 0, 1, b), rounding_mode="floor"))
 
 
@@ -91,6 +91,7 @@ class _Stop(torch.autograd.Function):
 
 Evaluation.of_reals = {
     **{name: getattr(torch, name) for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "tan", "erf", "floor")},
+    **{f"to_{name}": lambda x, dtype=getattr(torch, name): x.to(dtype).to(x.dtype) for name in ("float32", "bfloat16", "float16")},
     "Div": torch.div,
     "Pow": torch.pow,
     "pow": torch.pow,
@@ -100,7 +101,7 @@ Evaluation.of_numbers = {
     "Sub": torch.sub,
     "Mult": torch.mul,
     "FloorDiv": _floor_div,
-    "Mod": lambda a, b: a - b * _floor_div(a, b) if a.is_floating_point() else torch.where(b == 0, 0, a - b * _floor_div(a, b)),
+    "Mod": lambda a, b: torch.remainder(a, b) if a.is_floating_point() else torch.where(b == 0, 0, a - b * _floor_div(a, b)),
     "abs": torch.abs,
     "min": torch.minimum,
     "max": torch.maximum,

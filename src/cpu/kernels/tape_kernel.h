@@ -2,6 +2,7 @@
 #pragma once
 #include "cpu/kernels/tape_integers.h"
 #include "cpu/kernels/tape_math.h"
+#include "cpu/kernels/tape_rounding.h"
 #include "cpu/kernels/tape_sums.h"
 
 namespace foveal::cpu {
@@ -18,13 +19,25 @@ struct TapeTypes {
   static Mask wide(I mask) { return __builtin_convertvector(mask, Mask); }
   static I narrow(Mask mask) { return __builtin_convertvector(mask, I); }
 
+  static R rest_of(R a, R b) { return sizeof(R) == 4 ? static_cast<R>(__builtin_fmodf(a, b)) : static_cast<R>(__builtin_fmod(a, b)); }
+
   /// Python's remainder: the sign of the divisor, exact.
   static V remainder(V a, V b) {
     for (int i = 0; i < lanes; ++i) {
-      const R rest = sizeof(R) == 4 ? static_cast<R>(__builtin_fmodf(a[i], b[i])) : static_cast<R>(__builtin_fmod(a[i], b[i]));
+      const R rest = rest_of(a[i], b[i]);
       a[i] = rest != 0 && (rest < 0) != (b[i] < 0) ? rest + b[i] : rest;
     }
     return a;
+  }
+
+  /// Python's quotient: a / b may be rounded up to an integer that it is below.
+  static V floor_quotient(V a, V b) {
+    V rest{};
+    for (int i = 0; i < lanes; ++i) rest[i] = rest_of(a[i], b[i]);
+    const V quotient = (a - rest) / b, floor = Math<R>::floor(quotient);
+    const V whole = quotient - floor > R(0.5) ? floor + R(1) : floor;
+    const V below = (rest != V{}) & ((rest < V{}) != (b < V{})) ? whole - R(1) : whole;
+    return b == V{} ? a / b : below;
   }
 
   /// Towards zero, saturating, NaN to 0.
@@ -147,7 +160,7 @@ class TapeRun : TapeSums {
         FOVEAL_REAL_STEP(abs_r, bits<V>(bits<typename T::Mask>(a) & ~bits<typename T::Mask>(splat<V>(static_cast<R>(-0.0)))));
         FOVEAL_REAL_STEP(min_r, smaller(a, b));
         FOVEAL_REAL_STEP(max_r, larger(a, b));
-        FOVEAL_REAL_STEP(floor_div_r, M::floor(a / b));
+        FOVEAL_REAL_STEP(floor_div_r, T::floor_quotient(a, b));
         FOVEAL_REAL_STEP(mod_r, T::remainder(a, b));
         FOVEAL_REAL_STEP(mul_add, a * b + c);
         FOVEAL_REAL_STEP(mul_sub, a * b - c);
@@ -238,6 +251,9 @@ class TapeRun : TapeSums {
         return map<Int64, R, R, R, kLongs>(step, [](auto a, auto, auto) { return truncate64(a); });
         FOVEAL_COMPARISON64_STEP(to_boolean_l, a != 0);
         FOVEAL_INTEGER64_STEP(to_int32_l, bits<L>(bits<UnsignedVec<L>>(a) << 32) >> 32);
+        FOVEAL_REAL_STEP(to_float32, to_float32(a));
+        FOVEAL_REAL_STEP(to_bfloat16, to_bfloat16(a));
+        FOVEAL_REAL_STEP(to_float16, to_float16(a));
       case TapeOp::lengthen:
         return map<Int64, Int, Int, Int, kLongs>(step, [](H a, H, H) { return __builtin_convertvector(a, L); });
         FOVEAL_COMPARISON64_STEP(shorten, a > 2147483647 ? splat<L>(2147483647) : a < -2147483647 - 1 ? splat<L>(-2147483647 - 1) : a);

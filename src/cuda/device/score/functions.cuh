@@ -28,8 +28,17 @@ FOVEAL_DEVICE i64 fv_floor_div(i64 a, i64 b) {
   const i64 quotient = a / b;
   return quotient - ((a % b != 0) & ((a ^ b) < 0));
 }
-FOVEAL_DEVICE float fv_floor_div(float a, float b) { return floorf(a / b); }
-FOVEAL_DEVICE double fv_floor_div(double a, double b) { return floor(a / b); }
+// Of reals: a / b may be rounded up to an integer that it is below, the remainder is exact.
+FOVEAL_DEVICE float fv_floor_div(float a, float b) {
+  if (b == 0) return a / b;
+  const float rest = fmodf(a, b), whole = rintf((a - rest) / b);
+  return rest != 0 && (rest < 0) != (b < 0) ? whole - 1 : whole;
+}
+FOVEAL_DEVICE double fv_floor_div(double a, double b) {
+  if (b == 0) return a / b;
+  const double rest = fmod(a, b), whole = rint((a - rest) / b);
+  return rest != 0 && (rest < 0) != (b < 0) ? whole - 1 : whole;
+}
 
 FOVEAL_DEVICE int fv_shift_left(int a, int b) { return b > 31 ? 0 : int(unsigned(a) << (b < 0 ? 0 : b)); }
 FOVEAL_DEVICE i64 fv_shift_left(i64 a, i64 b) { return i64((unsigned long long)(a) << (b < 0 ? 0 : b > 63 ? 63 : b)); }
@@ -171,6 +180,28 @@ FOVEAL_DEVICE float fv_erf(float x) { return erff(x); }
 FOVEAL_DEVICE double fv_erf(double x) { return erf(x); }
 FOVEAL_DEVICE float fv_floor(float x) { return floorf(x); }
 FOVEAL_DEVICE double fv_floor(double x) { return floor(x); }
+
+template <class Short, class Real>
+FOVEAL_DEVICE Real fv_rounded(Real x) {
+  Short nearest;
+  from_real(nearest, x);
+  return Real(to_real(nearest));
+}
+/// Of a float: an addition that is not contracted with the product before it.
+FOVEAL_DEVICE float fv_to_float32(float x) {
+  float y;
+  asm("add.rn.f32 %0, %1, 0f80000000;" : "=f"(y) : "f"(x));
+  return y;
+}
+FOVEAL_DEVICE double fv_to_float32(double x) { return fv_rounded<float>(x); }
+template <class Real>
+FOVEAL_DEVICE Real fv_to_bfloat16(Real x) {
+  return fv_rounded<bf16>(x);
+}
+template <class Real>
+FOVEAL_DEVICE Real fv_to_float16(Real x) {
+  return fv_rounded<f16>(x);
+}
 template <bool kFast = kFastMath>
 FOVEAL_DEVICE float fv_pow(float x, float y) {
   return kFast ? power(x, y) : powf(x, y);

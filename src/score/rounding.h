@@ -1,0 +1,11 @@
+#pragma once
+// Reals as numbers of a shorter type, as a conversion rounds them: to the nearest one, ties to even, infinite beyond the largest.
+
+namespace foveal::scoring {
+
+// Not inline: GCC 12 makes one vector of two neighbours that are rounded to float, and then leaves the rounding out.
+double to_float32(double x);
+double to_bfloat16(double x);
+double to_float16(double x);
+
+}  // namespace foveal::scoring
