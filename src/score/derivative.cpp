@@ -4,6 +4,8 @@
 #include <functional>
 #include <queue>
 
+#include "base/check.h"
+
 namespace foveal::scoring {
 namespace {
 
@@ -61,7 +63,9 @@ ValueId Derivatives::last_equal(ValueId id, ValueId limit) const {
 }
 
 ValueId Derivatives::tangent_of(ValueId id) {
-  ++steps_;
+  if (++steps_ > max_steps)
+    base::fail(ErrorCode::invalid_argument, "score_mod: its derivatives take more than ", max_steps,
+               " steps; expected a smaller score, or one with fewer reads of trained parameters");
   TangentStep step{graph_, id, graph_[id].arg, {zero_tangent, zero_tangent, zero_tangent}};
   for (std::size_t i = 0; i < 3; ++i)
     if (step.arg[i] >= 0) step.tangent[i] = tangents_[step.arg[i]];

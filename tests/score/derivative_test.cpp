@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "foveal/error.h"
 #include "score/random_expr.h"
 
 namespace foveal::scoring {
@@ -72,6 +73,12 @@ TEST(Derivatives, ByEveryTermOfASumTakeStepsOfItsSize) {
       [](const Expr& sum, const Expr& read) { return sum + read; }, [](const Expr& sum, const Expr& read) { return sum - 2 * read; },
       [](const Expr& sum, const Expr& read) { return sum + exp(read * symbols::kv_idx); }};
   for (const auto& kind : kinds) EXPECT_LE(steps(4000, kind), 4000 * 12);
+}
+
+TEST(Derivatives, OfChainsThatTakeTheSquareOfTheirLengthAreRefused) {
+  const auto alternate = [](const Expr& sum, const Expr& read) { return read - sum; };
+  EXPECT_LE(steps(1000, alternate), 1000 * 2000 + 2000);
+  EXPECT_THROW(steps(4000, alternate), Error);
 }
 
 }  // namespace
