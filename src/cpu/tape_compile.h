@@ -14,7 +14,7 @@ namespace foveal::cpu {
 /// The memory layout of a parameter.
 struct TapeLayout {
   std::vector<std::int64_t> sizes, strides;
-  bool operator==(const TapeLayout&) const = default;
+  auto operator<=>(const TapeLayout&) const = default;
 };
 
 /// The source of all programs of a problem.

@@ -23,11 +23,9 @@ NodeId TapeNodes::make(TapeOp op, NodeId a, NodeId b, NodeId c, bool wide) {
 }
 
 int TapeNodes::place(int param, std::vector<NodeId> index, const TapeLayout& layout) {
-  PlaceNode place{param, std::move(index), layout};
-  const auto found = std::find(places_.begin(), places_.end(), place);
-  if (found != places_.end()) return static_cast<int>(found - places_.begin());
-  places_.push_back(std::move(place));
-  return static_cast<int>(places_.size()) - 1;
+  const auto [at, added] = place_numbers_.try_emplace({param, std::move(index), layout}, static_cast<int>(places_.size()));
+  if (added) places_.push_back(at);
+  return at->second;
 }
 
 Varies TapeNodes::rank_of_place(int number) const {

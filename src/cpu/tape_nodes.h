@@ -51,17 +51,19 @@ struct PlaceNode {
   int param;
   std::vector<NodeId> index;
   TapeLayout layout;
-  bool operator==(const PlaceNode&) const = default;
+  auto operator<=>(const PlaceNode&) const = default;
 };
 
 class TapeNodes {
  public:
   explicit TapeNodes(const TapeSource& source) : source_(source) {}
+  TapeNodes(const TapeNodes&) = delete;
+  TapeNodes& operator=(const TapeNodes&) = delete;
 
   const TapeSource& source() const { return source_; }
   const Node& operator[](NodeId id) const { return nodes_[id]; }
   NodeId size() const { return nodes_.size(); }
-  const PlaceNode& place(int number) const { return places_[static_cast<std::size_t>(number)]; }
+  const PlaceNode& place(int number) const { return places_[static_cast<std::size_t>(number)]->first; }
 
   NodeId add(const Node& node);
   NodeId given(Space space, Varies rank) { return add({.rank = rank, .space = space}); }
@@ -110,7 +112,8 @@ class TapeNodes {
   const TapeSource& source_;
   base::IdVector<Node> nodes_;
   std::map<decltype(Node{}.key()), NodeId> known_;
-  std::vector<PlaceNode> places_;
+  std::map<PlaceNode, int> place_numbers_;
+  std::vector<std::map<PlaceNode, int>::const_iterator> places_;  ///< by number
 };
 
 /// Steps for the roots (in this order, at the end of their sections) and all they need. `output`: the node written to the caller's tile, last

@@ -107,7 +107,9 @@ class Compiler {
   }
 
   void add_backward(ValueId score) {
-    const ValueId derivative = differentiate(graph_, score, graph_.symbol(Op::score));
+    const base::IdVector<char> diagonal = functions_of_difference(graph_, score);
+    Derivatives derivatives(graph_, score);
+    const ValueId derivative = derivatives.by(graph_.symbol(Op::score));
     const ValueId dscore = derivative == zero_tangent ? graph_.real(0) : derivative;
     std::vector<ValueId> outputs{dscore};
     for (ParamInfo& param : result_.params) param.gradient_is_zero = param.trainable;
@@ -115,10 +117,10 @@ class Compiler {
       const Instr instr = graph_[read];
       ParamInfo& param = result_.params[static_cast<std::size_t>(instr.param)];
       if (!param.trainable) continue;
-      const ValueId factor = differentiate(graph_, score, read);
+      const ValueId factor = derivatives.by(read);
       if (factor == zero_tangent || cancels_along_kv(read, factor)) continue;
       param.gradient_is_zero = false;
-      TrainableRead trained{instr.param, instr.index, factor, classify_reduction(graph_, instr.index)};
+      TrainableRead trained{instr.param, instr.index, factor, classify_reduction(graph_, instr.index, diagonal)};
       for (ValueId index : instr.index) {
         trained.reads_head |= graph_[index].op == Op::head;
         trained.reads_batch |= graph_[index].op == Op::batch;

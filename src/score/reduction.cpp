@@ -51,7 +51,7 @@ const char* to_string(Reduction reduction) {
   return base::enum_name(reduction, {"uniform", "row", "column", "diagonal", "element", "scatter"});
 }
 
-Reduction classify_reduction(const Graph& graph, const std::vector<ValueId>& index) {
+Reduction classify_reduction(const Graph& graph, const std::vector<ValueId>& index, const base::IdVector<char>& diagonal) {
   std::uint8_t depends = 0;
   for (ValueId id : index) depends |= graph.depends(id);
   if (depends & depends_score) return Reduction::scatter;
@@ -64,7 +64,6 @@ Reduction classify_reduction(const Graph& graph, const std::vector<ValueId>& ind
     rows += row, columns += column, others += !row && !column;
   }
   if (rows == 1 && columns == 1 && others == 0) return Reduction::element;
-  const base::IdVector<char> diagonal = functions_of_difference(graph, *std::max_element(index.begin(), index.end()));
   const bool all = std::all_of(index.begin(), index.end(), [&](ValueId id) { return diagonal[id]; });
   return all ? Reduction::diagonal : Reduction::scatter;
 }

@@ -9,6 +9,7 @@ namespace foveal::scoring {
 /// For each value up to `last`: is it a function of q_idx - kv_idx and of values that are uniform over a tile?
 base::IdVector<char> functions_of_difference(const Graph& graph, ValueId last);
 
-Reduction classify_reduction(const Graph& graph, const std::vector<ValueId>& index);
+/// diagonal: functions_of_difference() of all indices.
+Reduction classify_reduction(const Graph& graph, const std::vector<ValueId>& index, const base::IdVector<char>& diagonal);
 
 }  // namespace foveal::scoring

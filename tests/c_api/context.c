@@ -1,5 +1,5 @@
 /* Context parallelism through the C interface: two ranks that are threads, over a network written here, give what one gives; what is refused,
- * on both ranks where one is wrong; a network that fails. */
+ * on both ranks where one is wrong; a network that fails; on one rank, lengths, a dropout state and parameters of any content. */
 #include <foveal/foveal_c.h>
 #include <math.h>
 #include <pthread.h>
@@ -165,6 +165,88 @@ static void* rank_of(void* given) {
   return NULL;
 }
 
+/* A context of one rank that no message leaves. */
+static int create(const foveal_ranks* ranks, const foveal_attention* attention, const foveal_call* whole, foveal_context** context) {
+  foveal_context_options options = FOVEAL_INIT(foveal_context_options);
+  options.unit = 8;
+  return foveal_context_create(ranks, attention, whole, &options, context);
+}
+
+/* Lengths of packed sequences of any content are read as integers, inside their tensor, and end at the tokens. */
+static void lengths_are_checked(const foveal_ranks* ranks) {
+  const foveal_attention attention = FOVEAL_INIT(foveal_attention);
+  foveal_tensor packed = {.data = NULL, .dtype = FOVEAL_F32, .rank = 3, .sizes = {seqlen, heads, dim}, .strides = {row, dim, 1}};
+  foveal_tensor of = {.dtype = FOVEAL_I64, .rank = 1, .sizes = {3}, .strides = {1}};
+  foveal_call whole = FOVEAL_INIT(foveal_call);
+  whole.q = whole.k = whole.v = whole.out = &packed, whole.cu_seqlens_q = whole.cu_seqlens_kv = &of;
+  foveal_context* context = NULL;
+  /* Doubles round the last length to that of another tensor. */
+  int64_t beyond_doubles[] = {0, 1, ((int64_t)1 << 53) + 1};
+  of.data = beyond_doubles;
+  REFUSED(create(ranks, &attention, &whole, &context), "cu_seqlens_q: ends with 9007199254740993; expected the 50 tokens");
+  /* Sums of lengths leave 64 bits. */
+  int64_t opposite[] = {0, INT64_MIN, seqlen};
+  of.data = opposite;
+  REFUSED(create(ranks, &attention, &whole, &context), "cu_seqlens_q: -9223372036854775808 after 0; expected cumulative lengths");
+  int64_t descending[] = {0, INT64_MAX, seqlen};
+  of.data = descending;
+  REFUSED(create(ranks, &attention, &whole, &context), "cu_seqlens_q: 50 after 9223372036854775807; expected cumulative lengths");
+  /* A stride of 0 would promise any number of sequences, and a large one leaves 64 bits. */
+  int64_t nothing[] = {0};
+  of.data = nothing, of.sizes[0] = (int64_t)1 << 40, of.strides[0] = 0, packed.sizes[0] = 0;
+  REFUSED(create(ranks, &attention, &whole, &context), "cu_seqlens_q: no tokens; expected at least 1");
+  packed.sizes[0] = seqlen;
+  REFUSED(create(ranks, &attention, &whole, &context), "cu_seqlens_q: ends with 0; expected the 50 tokens");
+  of.strides[0] = (int64_t)1 << 60;
+  REFUSED(create(ranks, &attention, &whole, &context), "cu_seqlens_q: ");
+  /* What is right, read from its end. */
+  int64_t backwards[] = {seqlen, 20, 0};
+  of.data = backwards + 2, of.sizes[0] = 3, of.strides[0] = -1;
+  CHECK(create(ranks, &attention, &whole, &context) == FOVEAL_OK);
+  foveal_context_destroy(context);
+}
+
+/* The dropout state and the parameters of a pass are read only where they are what they should be. */
+static void state_and_parameters_are_checked(const foveal_ranks* ranks) {
+  static float out[seqlen * row];
+  foveal_tensor wq = tensor(q, seqlen), wk = tensor(k, seqlen), wv = tensor(v, seqlen), wout = tensor(out, seqlen);
+  foveal_attention attention = FOVEAL_INIT(foveal_attention);
+  attention.dropout_p = 0.25, attention.score_mod = "score + b[head]";
+  float bias[heads] = {0};
+  foveal_tensor tbias = {.data = bias, .dtype = FOVEAL_F32, .rank = 1, .sizes = {heads}, .strides = {1}};
+  foveal_param param = {.declaration = "b: real[2]", .tensor = &tbias};
+  foveal_call whole = FOVEAL_INIT(foveal_call);
+  whole.q = &wq, whole.k = &wk, whole.v = &wv, whole.out = &wout, whole.params = &param, whole.param_count = 1;
+  foveal_context* context = NULL;
+  CHECK(create(ranks, &attention, &whole, &context) == FOVEAL_OK);
+
+  int64_t* words = malloc(2 * sizeof(int64_t));
+  words[0] = 7, words[1] = 9;
+  foveal_tensor state = {.data = words, .dtype = FOVEAL_I64, .rank = 1, .sizes = {2}, .strides = {1}};
+  whole.dropout_state = &state;
+  CHECK(foveal_context_run(context, &whole, NULL) == FOVEAL_OK);
+  state.strides[0] = -1;
+  REFUSED(foveal_context_run(context, &whole, NULL), "expected i64[2], contiguous, in host memory");
+  state.strides[0] = 1, state.rank = 2, state.sizes[0] = 1, state.sizes[1] = 2, state.strides[1] = 1;
+  REFUSED(foveal_context_run(context, &whole, NULL), "expected i64[2], contiguous, in host memory");
+  state.rank = 1, state.sizes[0] = 2, state.data = NULL;
+  REFUSED(foveal_context_run(context, &whole, NULL), "expected i64[2], contiguous, in host memory");
+  state.data = words;
+
+  tbias.data = NULL;
+  REFUSED(foveal_context_run(context, &whole, NULL), "parameter b: f32[2] without data; expected [2] as declared, with data");
+  tbias.data = bias, tbias.sizes[0] = 3;
+  REFUSED(foveal_context_run(context, &whole, NULL), "parameter b: f32[3]; expected [2] as declared, with data");
+  tbias.sizes[0] = heads, tbias.strides[0] = INT64_MAX;
+  REFUSED(foveal_context_run(context, &whole, NULL), "b: ");
+  tbias.strides[0] = 1;
+  /* The stride of a dimension of size 1 is never used. */
+  wq.strides[0] = INT64_MAX, wout.strides[0] = INT64_MIN;
+  CHECK(foveal_context_run(context, &whole, NULL) == FOVEAL_OK);
+  foveal_context_destroy(context);
+  free(words);
+}
+
 int main(void) {
   for (int i = 0; i < seqlen * row; ++i) q[i] = sinf(1.3f * (float)i), k[i] = cosf(0.7f * (float)i), v[i] = sinf(0.2f * (float)i);
   foveal_attention attention = FOVEAL_INIT(foveal_attention);
@@ -184,6 +266,13 @@ int main(void) {
   CHECK(foveal_ranks_rank(NULL) == -1 && foveal_ranks_size(NULL) == 0);
   foveal_ranks_destroy(NULL);
   foveal_context_destroy(NULL);
+
+  foveal_network alone = FOVEAL_INIT(foveal_network);
+  alone.size = 1;
+  CHECK(foveal_ranks_of(&alone, &ranks) == FOVEAL_OK);
+  lengths_are_checked(ranks);
+  state_and_parameters_are_checked(ranks);
+  foveal_ranks_destroy(ranks);
 
   static hub shared = {.mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
   static endpoint ends[2];

@@ -439,6 +439,17 @@ TEST(ContextPlan, PlansOfManyRanksAreFast) {
   EXPECT_LT(cpu_seconds() - again, 2.0);
 }
 
+TEST(ContextPlan, SmallUnitsMakeNoMoreRowsOfTilesThanLargeOnes) {
+  for (const char* mask : {"", " mask=\"causal()\"", " mask=\"kv_idx > q_idx + 2000000\""}) {
+    const Case c(std::string("forward bf16 h1 q1048576 d8") + mask, 1);
+    EXPECT_LE(c.workload.sequences[0]->rows(), 1 << 17) << mask;
+    const ContextPlan plan = make_plan(c.workload, {.ranks = 3});
+    std::int64_t held = 0;
+    for (int rank = 0; rank < plan.ranks; ++rank) held += plan.q.tokens(rank);
+    EXPECT_EQ(held, 1048576) << mask;
+  }
+}
+
 TEST(ContextPlan, WindowsTalkToNeighboursOnly) {
   const Case c("forward bf16 h32:8 q1048576 d128 mask=\"abs(q_idx - kv_idx) <= 4096\"");
   const ContextPlan plan = make_plan(c.workload, {.ranks = 64});

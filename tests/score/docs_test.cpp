@@ -50,7 +50,7 @@ std::string derivatives(const OpRow& row) {
   std::string text;
   for (scoring::ValueId operand : operands) {
     if (operand < 0 || graph.type(operand) != Type::real) continue;
-    const scoring::ValueId derivative = scoring::differentiate(graph, value, operand);
+    const scoring::ValueId derivative = scoring::Derivatives(graph, value).by(operand);
     std::string one = derivative == scoring::zero_tangent ? "0" : scoring::print(graph, derivative);
     for (std::size_t at = 0; (at = one.find("[]", at)) != std::string::npos;) one.erase(at, 2);
     text += (text.empty() ? "" : ", ") + cell(one);
