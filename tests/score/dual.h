@@ -78,12 +78,12 @@ class DualEvaluator {
       case Op::div:
         return {x / y, times(1 / y, dx) - times(x / y / y, dy)};
       case Op::floor_div:
-        return {whole && y == 0 ? 0 : std::floor(x / y), 0};
+        return {floor_quotient(x, y, whole), 0};
       case Op::mod: {
         if (whole && y == 0) return {0, 0};
         double rest = std::fmod(x, y);
         if (rest != 0 && (rest < 0) != (y < 0)) rest += y;
-        return {rest, dx - times(std::floor(x / y), dy)};
+        return {rest, dx - times(floor_quotient(x, y, whole), dy)};
       }
       case Op::neg:
         return {-x, -dx};
@@ -165,6 +165,13 @@ class DualEvaluator {
   }
 
   /// What does not vary contributes nothing, however steep the function is.
+  /// As Python defines it: a quotient of reals may be rounded up to the integer above it, and 1 // -inf is -1.
+  static double floor_quotient(double x, double y, bool whole) {
+    if (whole) return y == 0 ? 0 : std::floor(x / y);
+    if (y == 0) return x / y;
+    const double rest = std::fmod(x, y), quotient = std::nearbyint((x - rest) / y);
+    return rest != 0 && (rest < 0) != (y < 0) ? quotient - 1 : quotient;
+  }
   static double times(double slope, double derivative) { return derivative == 0 ? 0 : slope * derivative; }
 
   scoring::Point point_;
