@@ -55,9 +55,9 @@ class Inputs {
   std::vector<Tensor*> params() {
     const auto is_argument = [](const problem::Role& role) { return !role.output(Pass::forward) && !role.output(Pass::backward); };
     std::vector<Tensor*> result;
-    for (auto& [name, tensor] : tensors_)
-      if (std::ranges::none_of(problem::roles, [&](const auto& role) { return is_argument(role) && role.name == name; }))
-        result.push_back(&tensor);
+    for (auto& named : tensors_)
+      if (std::ranges::none_of(problem::roles, [&](const auto& role) { return is_argument(role) && role.name == named.first; }))
+        result.push_back(&named.second);
     return result;
   }
 

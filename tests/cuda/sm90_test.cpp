@@ -405,7 +405,9 @@ TEST_F(Sm90, DenseReadsComeAsTiles) {
                                                 {"d128", causal, "forward", "f32"},
                                                 {"d128", "", "backward", "f32"}}) {
     const std::string line = base::join(pass, " bf16 b2 h4:2 q4096:4096 ", dims, mask), grad = *pass == 'b' ? " grad=" : "";
-    const auto with = [&](int length) { return problem_of(line + dense(dtype, length) + grad + (grad.empty() ? "" : dtype) + "\""); };
+    const auto with = [&, dtype = dtype](int length) {
+      return problem_of(line + dense(dtype, length) + grad + (grad.empty() ? "" : dtype) + "\"");
+    };
     const problem::Problem p = with(4096), loaded = with(4098);
     ASSERT_EQ(sm90_pair_tiles(p).size(), 1u) << line;
     EXPECT_TRUE(sm90_pair_tiles(loaded).empty());

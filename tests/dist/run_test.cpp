@@ -154,8 +154,8 @@ TEST(Dist, RanksThatDisagreeAreToldWhereOnEveryRank) {
       {"options", [](Attention&, WholeShapes&, ContextOptions& o) { o.unit = 64; }},
   };
   for (const auto& [name, change] : changes) {
-    const std::vector<std::string> errors =
-        errors_of(3, {.time_limit = 10}, [&](int rank, std::shared_ptr<Transport> t) { made(rank, change, std::move(t)); });
+    const std::vector<std::string> errors = errors_of(
+        3, {.time_limit = 10}, [&, &change = change](int rank, std::shared_ptr<Transport> t) { made(rank, change, std::move(t)); });
     for (const std::string& error : errors) {
       EXPECT_NE(error.find("ranks 0 and 1 differ in"), std::string::npos) << error;
       EXPECT_NE(error.find(name), std::string::npos) << error;

@@ -111,7 +111,7 @@ TEST_P(Layout, PackedSequencesEqualSeparateCalls) {
     const auto [q, kv] = lengths[i];
     CaseData alone = make("backward f32 b1 h4:2 q" + std::to_string(q) + ":" + std::to_string(kv) +
                           " d32 mask=\"causal_bottom_right()\" score=\"score * (1 + 0.1 * " + std::to_string(i) + ")\"");
-    const auto part = [&](const char* role) {
+    const auto part = [&, q = q, kv = kv](const char* role) {
       const bool is_q = std::string(role) == "q" || std::string(role) == "dq" || std::string(role) == "out" || std::string(role) == "dout";
       const std::size_t token = (is_q ? 4 : 2) * 32, begin = is_q ? q_begin : kv_begin, count = static_cast<std::size_t>(is_q ? q : kv);
       const Values all = values_of(packed.view(role));
