@@ -78,8 +78,9 @@ def main():
         for version, python in pythons:
             if version < STABLE or stable is None:
                 made = scratch / "made"
-                # One build folder: the library is compiled once, the extension for each Python.
-                settings = [f"--config-settings={item}" for item in (f"build-dir={options.output / 'build'}", "cmake.define.FOVEAL_PRECOMPILED_KERNELS=ON")]
+                # The build folder of ./dev python: the library is compiled once, the extension for each Python.
+                defined = ("cmake.define.FOVEAL_PRECOMPILED_KERNELS=ON", "cmake.define.FOVEAL_WARNINGS_AS_ERRORS=ON")
+                settings = [f"--config-settings={item}" for item in (f"build-dir={ROOT / 'build/python'}", *defined)]
                 run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", *settings, "--wheel-dir", made, ROOT,
                     env={**os.environ, "FOVEAL_NVRTC_PATH": str(tools)})
                 (wheel,) = made.glob("*.whl")

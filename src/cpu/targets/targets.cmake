@@ -7,7 +7,11 @@ set(FOVEAL_AVX512_FLAGS ${FOVEAL_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -ma
 function(foveal_add_target name)
   set(source ${CMAKE_CURRENT_SOURCE_DIR}/src/cpu/targets/${name}.cpp)
   target_sources(foveal_objects PRIVATE ${source})
-  set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-O3;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>;-Wno-uninitialized;${ARGN}" SKIP_PRECOMPILE_HEADERS ON)
+  set(optimise -O3)
+  if(FOVEAL_SANITIZE AND name MATCHES "^tape")
+    set(optimise -O1) # the checks are most of what a tape takes to run, and optimising them is most of what it takes to build
+  endif()
+  set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${optimise};$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>;-Wno-uninitialized;${ARGN}" SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
 foveal_add_target(scalar)
