@@ -20,8 +20,8 @@ namespace foveal::dist {
 struct Machine {
   std::string name = "nvlink";
   std::int64_t ranks_per_host = 8;
-  std::int64_t forward_gflops = 655'000, backward_gflops = 560'000;  ///< of one rank
-  std::int64_t grouped_gflops = 540'000;                             ///< of a backward pass whose query heads share keys
+  std::int64_t forward_gflops = 655'000, backward_gflops = 567'000;  ///< of one rank
+  std::int64_t grouped_gflops = 570'000;                             ///< of a backward pass whose query heads share keys
   std::int64_t rows_at_a_time = 16'896;                              ///< of queries, over heads, that a forward pass computes at a time
   std::int64_t memory_mbytes = 2'000'000;                            ///< a second, of memory-bound passes over rows
   std::int64_t host_mbytes = 370'000, network_mbytes = 45'000;       ///< a second, each way, of one rank: inside a host, between hosts
