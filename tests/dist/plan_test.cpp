@@ -337,9 +337,8 @@ TEST(ContextPlan, PredictsWhatWasMeasured) {
     EXPECT_NEAR(predicted / ms, 1, 0.1) << gpus << " GPUs, " << words << ' ' << contender << ": " << predicted << " ms predicted, " << ms
                                         << " measured";
     ++judged;
-    if (!row.contains("buffers_gb")) continue;  // of the first rank, which keeps those of both passes
-    if (c.workload.heads_q > c.workload.heads_kv)
-      continue;  // a launch may have sums of its own for grouped heads (launch/group_sums.h)
+    if (!row.contains("buffers_gb")) continue;               // of the first rank, which keeps those of both passes
+    if (c.workload.heads_q > c.workload.heads_kv) continue;  // a launch may have sums of its own for grouped heads (launch/group_sums.h)
     const double planned = static_cast<double>(plan.loads[0].forward_device_memory + plan.loads[0].backward_device_memory) * 1e-9;
     EXPECT_NEAR(planned / row["buffers_gb"].get<double>(), 1, 0.05) << words << ": " << planned << " GB planned";
     ++weighed;
