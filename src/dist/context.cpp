@@ -126,9 +126,11 @@ void plan_own_part(Context& c) {
   const int me = c.transport->rank();
   c.mine = ranks[static_cast<std::size_t>(me)];
   c.queries_to = sendings(c.plan, me, ranks, -1);
+  // In rounds, the rank after this one first: so each receives from one other at a time.
+  const auto round = [&](const Sending& sending) { return (sending.target - me + c.plan.ranks) % c.plan.ranks; };
   for (std::size_t step = 0; step < c.mine.steps.size(); ++step) {
     std::vector<Sending>& sent = c.keys_to.emplace_back(sendings(c.plan, me, ranks, static_cast<int>(step)));
-    std::sort(sent.begin(), sent.end(), [&](const Sending& a, const Sending& b) { return c.round(a.target) < c.round(b.target); });
+    std::sort(sent.begin(), sent.end(), [&](const Sending& a, const Sending& b) { return round(a) < round(b); });
   }
   c.q_tokens = c.plan.q.tokens_of(me), c.kv_tokens = c.plan.kv.tokens_of(me);
 }

@@ -36,8 +36,6 @@ struct Context {
   bool packed() const { return !shapes.lengths.empty(); }
   int rank() const { return mine.rank; }
   std::int64_t batch() const { return packed() ? 1 : shapes.batch; }
-  /// In which round this rank sends to another: the next one first, so that each receives from one other at a time.
-  int round(int target) const { return (target - rank() + plan.ranks) % plan.ranks; }
   bool is_sink(const ParamBinding& binding) const { return attention.sink && binding.param.name() == attention.sink->name(); }
   Range heads_q() const { return plan.heads(rank(), shapes.heads_q); }
   Range heads_kv() const { return plan.heads(rank(), shapes.heads_kv); }

@@ -25,7 +25,7 @@ class ForwardPass : DevicePass {
       finish(gather(c_.queries_to, c_.mine.queries, {{q_, buffer, false}}));
       q_ = buffer;
     }
-    gather_keys(rows_of(inputs_.k), rows_of(inputs_.v), kernels_wait_for_all(), direct() && by_copy_engines());
+    gather_keys(rows_of(inputs_.k), rows_of(inputs_.v), kernels_wait_for_all(), by_copy_engines());
     const PartOrder& order = order_launches();
     if (!order.merged_q.empty()) {
       wide_ = query_rows(c_.wide(), c_.shapes.head_dim_v), sums_ = query_statistics(DType::f64);
@@ -81,8 +81,7 @@ class ForwardPass : DevicePass {
     return in;
   }
 
-  bool by_copy_engines() const { return c_.transport->carries_device_memory() && c_.transport->multiprocessors() == 0; }
-  /// Then no launch is the first that could begin when some of the keys are there. (A rehearsal sends nothing.)
+  /// Do kernels wait for all keys that are received? Then no launch gains if those of one step come before those of the next. (A rehearsal sends nothing.)
   bool kernels_wait_for_all() const {
     const std::vector<PartLaunch>& launches = plans_.order.launches;
     return !buffers_.rehearses() && by_copy_engines() &&

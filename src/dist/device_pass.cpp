@@ -60,7 +60,7 @@ OrderRequest DevicePass::request_for(bool forward, bool trains) const {
               c_.packed() && in_place(0) && c_.workload.self_attention() && !c_.reads_batch && c_.attention.dropout_p == 0 && !trains,
           .transfer_pairs = transfer_pairs(c_, forward),
           .leaves_multiprocessors = c_.transport->multiprocessors() > 0,
-          .returns_early = !forward && c_.transport->carries_device_memory() && c_.transport->multiprocessors() == 0};
+          .returns_early = !forward && by_copy_engines()};
 }
 
 /// Launches beside transfers leave multiprocessors to these: a CTA that waits for one would be late by the whole transfer.
@@ -133,6 +133,7 @@ void DevicePass::gather_keys(const Rows& k_shard, const Rows& v_shard, bool at_o
   if (at_once && c_.mine.steps.size() > 1) gather_at_once(k_shard, v_shard, in_slices);
 }
 
+/// In the order of the steps, in which a rehearsal took the memory of messages: nearer ranks come first there, too.
 void DevicePass::gather_at_once(const Rows& k_shard, const Rows& v_shard, bool in_slices) {
   std::vector<Sending> sendings;
   std::vector<Transfer> wanted;
@@ -140,7 +141,6 @@ void DevicePass::gather_at_once(const Rows& k_shard, const Rows& v_shard, bool i
     sendings.insert(sendings.end(), c_.keys_to[i].begin(), c_.keys_to[i].end());
     for (Transfer keys : c_.mine.steps[i].keys) keys.row += keys_[i].first_row, wanted.push_back(keys);
   }
-  std::sort(sendings.begin(), sendings.end(), [&](const Sending& a, const Sending& b) { return c_.round(a.target) < c_.round(b.target); });
   gathers_[1] = {gather(sendings, wanted, {{k_shard, k_received_, true}, {v_shard, v_received_, true}}, in_slices), true};
 }
 

@@ -69,6 +69,7 @@ class DevicePass : protected RankPass {
     return *plan;
   }
 
+  bool by_copy_engines() const { return c_.transport->carries_device_memory() && c_.transport->multiprocessors() == 0; }
   bool in_place() const { return c_.plan.head_groups == 1; }
   /// Are the step's rows those of the shard, in the same order?
   bool in_place(std::size_t step) const { return in_place() && step == 0 && c_.mine.steps[0].rows == c_.plan.kv.tokens(c_.rank()); }

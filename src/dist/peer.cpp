@@ -108,6 +108,8 @@ class PeerTransport final : public Transport {
     const driver::Current current(device_);
     const auto caller = driver::handle_of(stream);
     memory_.collect_releases();
+    for (const std::vector<Message>* messages : {&sends, &receives})
+      for (const Message& m : *messages) check_slices(m);
     Ticket ticket;
     for (const Message& m : receives)
       if (m.bytes > 0) post(m), add(ticket.sources, m);
@@ -245,6 +247,15 @@ class PeerTransport final : public Transport {
     mailbox_.wait_until([&] { return number - lane.taken.load(std::memory_order_acquire) < Mailbox::most_posts; }, "to take messages");
     lane.posts[number % Mailbox::most_posts] = {place.slot, place.generation, place.offset, m.bytes, static_cast<std::uint64_t>(m.slices)};
     lane.posted.store(number + 1, std::memory_order_release);
+  }
+
+  static void check_slices(const Message& m) {
+    if (m.slices == 1) return;
+    const bool rows = m.slices > 1 && m.row_bytes > 0 && m.bytes % m.row_bytes == 0;
+    const std::size_t before_last = rows && m.slices < 32 ? m.first_slice_bytes << (m.slices - 2) : 0;
+    FOVEAL_CHECK(before_last > 0 && before_last < m.row_bytes, "transport: a message of ", m.bytes, " bytes in ", m.slices,
+                 " slices, the first of ", m.first_slice_bytes, " bytes of rows of ", m.row_bytes,
+                 "; expected whole rows, and some bytes of each row in every slice");
   }
 
   /// The messages of one call to one rank.

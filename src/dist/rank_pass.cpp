@@ -1,7 +1,6 @@
 #include "dist/rank_pass.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "base/check.h"
 
@@ -77,16 +76,17 @@ RankPass::Arrival RankPass::receive(int peer, std::vector<Piece> pieces, bool in
 }
 
 void RankPass::cut(std::vector<Message>& messages, const std::vector<Piece>& pieces) {
-  std::int64_t row_bytes = std::numeric_limits<std::int64_t>::max(), bytes = 0;
-  for (const Piece& piece : pieces) row_bytes = std::min(row_bytes, piece.rows.bytes() / piece.rows.tokens), bytes += piece.rows.bytes();
-  const auto count = static_cast<std::int64_t>(pieces.size());
-  const auto slices = static_cast<int>(slices_of(pieces.front().rows.heads, row_bytes, bytes / count));
-  for (std::int64_t i = 0; i < count; ++i) {
-    Message& message = messages[messages.size() - pieces.size() + static_cast<std::size_t>(i)];
-    const Rows& rows = pieces[static_cast<std::size_t>(i)].rows;
-    message.slices = slices, message.row_bytes = message.bytes / static_cast<std::size_t>(rows.tokens);
-    message.first_slice_bytes =
-        message.row_bytes / static_cast<std::size_t>(rows.heads) * static_cast<std::size_t>(rows.heads >> (slices - 1));
+  const auto row_bytes = [](const Piece& piece) { return piece.rows.bytes() / piece.rows.tokens; };
+  std::int64_t least_row = row_bytes(pieces.front()), bytes = 0;
+  for (const Piece& piece : pieces) least_row = std::min(least_row, row_bytes(piece)), bytes += piece.rows.bytes();
+  const std::int64_t heads = pieces.front().rows.heads;
+  const std::int64_t slices = slices_of(heads, least_row, bytes / static_cast<std::int64_t>(pieces.size()));
+  auto message = messages.end() - static_cast<std::ptrdiff_t>(pieces.size());
+  for (const Piece& piece : pieces) {
+    message->slices = static_cast<int>(slices);
+    message->row_bytes = static_cast<std::size_t>(row_bytes(piece));
+    message->first_slice_bytes = static_cast<std::size_t>(row_bytes(piece) / heads * (heads >> (slices - 1)));
+    ++message;
   }
 }
 

@@ -21,7 +21,7 @@ void for_each_differentiated(const Graph& graph, const Instr& instr, Fn&& fn) {
 }  // namespace
 
 Derivatives::Derivatives(Graph& graph, ValueId value) : graph_(graph), value_(value) {
-  const auto count = static_cast<std::size_t>(value) + 1;
+  const ValueId count = value + 1;
   base::IdVector<char> needed(count, false);
   needed[value] = true;
   for (ValueId id = value; id >= 0; --id)

@@ -1,6 +1,7 @@
 #pragma once
 // Symbolic differentiation in forward mode, one variable at a time; the graph shares common parts of several derivatives. The derivative of
 // `where` selects between derivatives and never multiplies by a mask, so the branch not taken cannot contribute a NaN.
+#include <span>
 #include <vector>
 
 #include "score/graph.h"

@@ -138,6 +138,17 @@ TEST(Peers, MessagesMayComeInSlices) {
       }
     for (std::byte* inbox : inboxes) transport.release(inbox);
   }));
+  expect_no(on_ranks(1, [](Transport& transport) {
+    char word[8] = {};
+    for (const Message& m : {Message{0, word, 8, 0, 4, 1},
+                             {0, word, 8, 2, 0, 1},
+                             {0, word, 8, 2, 3, 1},
+                             {0, word, 8, 2, 4, 0},
+                             {0, word, 8, 2, 4, 4},
+                             {0, word, 8, 4, 4, 1},
+                             {0, word, 8, 64, 4, 1}})
+      EXPECT_THROW(transport.start_on({}, {m}, {}), Error) << m.slices << ' ' << m.row_bytes << ' ' << m.first_slice_bytes;
+  }));
   const auto slices_differ = on_ranks(2, [](Transport& transport) {
     const int peer = 1 - transport.rank();
     char word[8] = {};
@@ -287,6 +298,47 @@ TEST(Peers, NothingIsLoadedOrAllocatedWhileAPassIsUnderWay) {
       }));
       for (const auto& [name, count] : late) ADD_FAILURE() << text << ": " << count << " calls of " << name << " in " << head_groups;
     }
+}
+
+/// Keys that are a part of a packed tensor are copied before they are sent, one block of memory for each rank: in one gather for all steps, too, each finds the
+/// block of its size that the rehearsal took.
+TEST(Peers, KeysOfPackedTensorsTakeWhatTheRehearsalTook) {
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
+  cuda::jit::set_cache_folder("");
+  constexpr int ranks = 4;
+  constexpr std::int64_t seqlen = 4096, heads = 2, dim = 128;
+  std::mutex mutex;
+  bool begun = false;
+  const auto begin = [&] {
+    const std::lock_guard lock(mutex);
+    if (!begun) mock::count_calls();
+    begun = true;
+  };
+  std::barrier all(ranks);
+  expect_no(on_ranks(ranks, [&](Transport& transport) {
+    const std::shared_ptr<Transport> borrowed(&transport, [](Transport*) {});
+    const WholeShapes shapes{.dtype = DType::bf16,
+                             .heads_q = heads,
+                             .heads_kv = heads,
+                             .seqlen_q = seqlen,
+                             .seqlen_kv = seqlen,
+                             .head_dim = dim,
+                             .head_dim_v = dim};
+    ContextOptions options;
+    options.deal = "zigzag", options.head_groups = 1, options.remote_steps = 2;
+    ContextAttention attention(std::make_shared<Watched>(borrowed, begin), {.mask = causal()}, shapes, {}, options);
+    const auto rows = static_cast<std::int64_t>(attention.q_tokens().size());
+    std::vector<std::uint16_t> qkv(static_cast<std::size_t>(rows * 3 * heads * dim)), out(static_cast<std::size_t>(rows * heads * dim));
+    const auto part = [&](std::int64_t of) {
+      return TensorView(qkv.data() + of * heads * dim, DType::bf16, {1, rows, heads, dim},
+                        {rows * 3 * heads * dim, 3 * heads * dim, dim, 1}, gpu);
+    };
+    attention.forward({.q = part(0), .k = part(1), .v = part(2)}, {.out = TensorView(out.data(), DType::bf16, {1, rows, heads, dim}, gpu)});
+    all.arrive_and_wait();
+  }));
+  EXPECT_TRUE(begun);
+  const auto calls = mock::count_calls();
+  for (const char* name : {"cuMemAlloc_v2", "cuLibraryLoadData"}) EXPECT_EQ(calls.contains(name) ? calls.at(name) : 0, 0) << name;
 }
 
 std::mutex launches_mutex;
