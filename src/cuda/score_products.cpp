@@ -8,6 +8,7 @@
 namespace foveal::cuda {
 
 Writer::Hoisted Writer::hoist_constant(ValueId id) const {
+  if (id != given_.tanh && !given_text(id).empty()) return {base::join("v", id)};
   const Product product = product_of(id);
   if (!scales(product) || is_score(product)) return {base::join("v", id)};
   const std::string constant = real_text(product.constant);

@@ -4,6 +4,7 @@
 //   gpu_conformance --repeat FILE --runs N --out repeat.json                                     are N runs of each line the same bits?
 //   gpu_conformance --time FILE --out times.json                                                 milliseconds of each line
 //   gpu_conformance --catalogue bf16,f32 ...                                                     rows of the catalogue, both passes
+//   gpu_conformance --programs N [--seed S] ...                                                  N random programs (random_program.h), from S on
 //
 // `--seconds N` begins no check after N seconds. The report is written again every second: when the program is ended, too, it says what passed, what failed (which is
 // printed at once), and what did not end ("under way") or begin ("not run").
@@ -32,6 +33,7 @@
 #include "plan/flops.h"
 #include "problem/case_data.h"
 #include "problem/random_line.h"
+#include "random_program.h"
 
 using namespace foveal;
 using nlohmann::json;
@@ -42,7 +44,7 @@ namespace {
 struct Options {
   std::string check, repeat, time, out, target;
   std::vector<std::string> catalogue;
-  int fuzz = 0, threads = 4, runs = 100;
+  int fuzz = 0, programs = 0, seed = 0, threads = 4, runs = 100;
   double seconds = 1e9;
 };
 
@@ -58,6 +60,8 @@ Options parse_options(int argc, char** argv) {
     if (name == "--target") options.target = value;
     if (name == "--seconds") options.seconds = std::atof(value.c_str());
     if (name == "--fuzz") options.fuzz = std::atoi(value.c_str());
+    if (name == "--programs") options.programs = std::atoi(value.c_str());
+    if (name == "--seed") options.seed = std::atoi(value.c_str());
     if (name == "--threads") options.threads = std::atoi(value.c_str());
     if (name == "--catalogue") {
       std::istringstream names(value);
@@ -93,6 +97,9 @@ json check_one(const problem::Line& line) {
     for (const check::TensorReport& tensor : report.tensors) {
       result["tensors"][tensor.name] = {{"max_error", tensor.max_error}, {"max_bound", tensor.max_bound}, {"row_ratio", tensor.row_ratio}};
     }
+  } catch (const Error& error) {
+    result["status"] = error.code() == ErrorCode::invalid_argument ? "invalid" : "error";
+    result["failure"] = error.what();
   } catch (const std::exception& error) {
     result["status"] = "error";
     result["failure"] = error.what();
@@ -142,6 +149,8 @@ json check_all(const Options& options, const std::function<void(const json&)>& s
     base::Random random(77000 + static_cast<std::uint64_t>(i));
     lines.push_back(on_gpu(problem::random_line(random), options.target));
   }
+  for (int i = 0; i < options.programs; ++i)
+    lines.push_back(on_gpu(test::random_program(static_cast<unsigned>(options.seed + i)), options.target));
   set_num_threads(1);
   std::vector<json> results;
   for (const problem::Line& line : lines) results.push_back({{"line", problem::to_string(line)}, {"status", "not run"}});
@@ -285,7 +294,7 @@ int main(int argc, char** argv) {
     std::ofstream(options.out + ".unfinished") << report.dump(1) << "\n";
     std::filesystem::rename(options.out + ".unfinished", options.out);
   };
-  if (!options.check.empty() || options.fuzz > 0 || !options.catalogue.empty()) {
+  if (!options.check.empty() || options.fuzz > 0 || options.programs > 0 || !options.catalogue.empty()) {
     report["check"] = check_all(options, [&](const json& so_far) {
       report["check"] = so_far;
       save();
