@@ -47,6 +47,9 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
             if constexpr (kHasMask) keep = keep && mask_keep(at, args.score);
             if (!keep) gradient = 0, dropped = 0;
           }
+          if constexpr (kHasMask && kHasScore) {  // such queries are cleared below, and a score_mod of 0 may be NaN
+            if (lse2[in_tile] == R(infinity())) gradient = 0, dropped = 0;
+          }
           if constexpr (kHasScore) gradient = gradient == 0 ? R(0) : gradient * score_backward(x, at, args.score);
           x = dropped;
           y = gradient;
