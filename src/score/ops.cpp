@@ -161,7 +161,7 @@ constexpr GpuCost quotient_by_reciprocal{.approximate = true};
 constexpr GpuCost root{.special = true, .approximate = true}, exact_root{.special = true};
 constexpr GpuCost exponential{.instructions = 6, .special = true, .approximate = true};
 constexpr GpuCost periodic{.instructions = 60, .special = true, .approximate = true};
-constexpr GpuCost library_call{.instructions = 20};
+constexpr GpuCost library_call{.instructions = 20}, exact_remainder{.instructions = 45};
 
 struct Facts {
   Op op;
@@ -191,8 +191,8 @@ constexpr Facts facts[] = {
      rule::mul, "($0 * $1)", "($0 * $1)"},
     {Op::div, V(a / b), nullptr, d_div, rule::div, "fv_divide($0, $1)", "", quotient_by_reciprocal},
     {Op::floor_div, V(floor_quotient(type, a, b)), I(quotient(a, b)), nullptr, rule::floor_div, "fv_floor_div($0, $1)",
-     "fv_floor_div($0, $1)", library_call},
-    {Op::mod, V(floor_remainder(type, a, b)), I(rest(a, b)), d_mod, rule::mod, "fv_mod($0, $1)", "fv_mod($0, $1)", library_call},
+     "fv_floor_div($0, $1)", exact_remainder},
+    {Op::mod, V(floor_remainder(type, a, b)), I(rest(a, b)), d_mod, rule::mod, "fv_mod($0, $1)", "fv_mod($0, $1)", exact_remainder},
     {Op::neg, V(-a), I(negated(a)), D(s.difference(zero_tangent, s.tangent[0])), rule::neg, "(-$0)", "(-$0)"},
     {Op::abs, V(std::abs(a)), I(a < 0 ? negated(a) : a), d_abs, rule::abs, "fv_abs($0)", "fv_abs($0)"},
     {Op::min, V(b < a ? b : a), I(b < a ? b : a), d_min, rule::min, "fv_min($0, $1)", "fv_min($0, $1)"},

@@ -8,6 +8,7 @@
 #include "score/approximations.cuh"
 #include "score/key_steps.cuh"
 #include "score/power.cuh"
+#include "score/remainder.cuh"
 #include "score/small_tanh.cuh"
 #include "score/trigonometry.cuh"
 
@@ -28,12 +29,8 @@ FOVEAL_DEVICE i64 fv_floor_div(i64 a, i64 b) {
   const i64 quotient = a / b;
   return quotient - ((a % b != 0) & ((a ^ b) < 0));
 }
-// Of reals: a / b may be rounded up to an integer that it is below, the remainder is exact.
-FOVEAL_DEVICE float fv_floor_div(float a, float b) {
-  if (b == 0) return a / b;
-  const float rest = fmodf(a, b), whole = rintf((a - rest) / b);
-  return rest != 0 && (rest < 0) != (b < 0) ? whole - 1 : whole;
-}
+FOVEAL_DEVICE float fv_floor_div(float a, float b) { return floor_of_quotient(a, b); }
+/// a / b may be rounded up to an integer that it is below, the remainder is exact.
 FOVEAL_DEVICE double fv_floor_div(double a, double b) {
   if (b == 0) return a / b;
   const double rest = fmod(a, b), whole = rint((a - rest) / b);
@@ -55,10 +52,7 @@ FOVEAL_DEVICE i64 fv_mod(i64 a, i64 b) {
   const i64 rest = a % b;
   return rest != 0 && (rest ^ b) < 0 ? rest + b : rest;
 }
-FOVEAL_DEVICE float fv_mod(float a, float b) {
-  const float rest = fmodf(a, b);
-  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
-}
+FOVEAL_DEVICE float fv_mod(float a, float b) { return remainder_of(a, b); }
 FOVEAL_DEVICE double fv_mod(double a, double b) {
   const double rest = fmod(a, b);
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;

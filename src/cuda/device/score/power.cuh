@@ -32,7 +32,7 @@ FOVEAL_DEVICE float power(float x, float y) {
     const bool odd = rintf(0.5f * y) != 0.5f * y;
     value = rintf(y) != y ? __int_as_float(0x7fc00000) : odd ? -value : value;
   }
-  return y == 0 ? 1.0f : value;
+  return y == 0 || x == 1 || (x == -1 && fabsf(y) == infinity()) ? 1.0f : value;  // whatever the other one is
 }
 
 }  // namespace foveal::device
