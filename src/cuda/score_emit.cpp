@@ -103,6 +103,21 @@ struct Offsets {
   }
 };
 
+/// How many pairs of a thread are evaluated at a time, 0: all of them. Unrolled for all pairs, twice or more in a kernel, a long score compiles for
+/// minutes. Not where the product starts from offsets, or pairs have elements in registers of their own. given: without reads of pairs.
+int pairs_in_part(const Problem& p, const Given& given, const Ahead& ahead) {
+  if (!p.has_score_mod() || !ahead.tiles.empty() || ahead.offsets_first || ahead.offset_columns) return 0;
+  const scoring::ScoreProgram& score = *p.score;
+  std::vector<ValueId> outputs = score.forward.outputs;
+  if (p.pass == Pass::backward) {
+    outputs = {score.modified, score.dscore};
+    for (const scoring::TrainableRead& read : score.reads) outputs.push_back(read.factor);
+  }
+  const int instructions = Writer(p, program_of(p), given).instructions_for(outputs);
+  constexpr int most_unrolled = 40, most_in_part = 2000;  // to move registers to where their part is takes four for each pair
+  return instructions <= most_unrolled ? 0 : 16 * instructions <= most_in_part ? 16 : 8 * instructions <= most_in_part ? 8 : 4;
+}
+
 }  // namespace
 
 std::string emit_score(const Problem& p, const Ahead& ahead) {
@@ -122,7 +137,8 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   std::vector<ValueId> elsewhere = given.tiled;
   for (const ReadTable& table : ahead.tables) elsewhere.push_back(table.read);
   std::vector<PairRead> pair_reads;
-  if (ahead.pairs) pair_reads = find_pair_reads(p, program, elsewhere);
+  const int in_part = pairs_in_part(p, given, ahead);
+  if (ahead.pairs && in_part == 0) pair_reads = find_pair_reads(p, program, elsewhere);
   for (const PairRead& read : pair_reads) given.pair_reads.push_back(read.read);
   const bool uniform = !(ahead.several_heads && score_depends_on_head(p));
   if (ahead.tanh && uniform) given.tanh = Writer(p, program).tanh_of_score();
@@ -137,7 +153,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
     times = writer.tanh_times(result);
     modified = writer.body({result}) + base::join("  return ", value.rest, ";\n");
     unit = writer.body(value.uniform_needs) + base::join("  return ", value.uniform, ";\n");
-    if (uniform) offsets = Offsets(writer, result, ahead);
+    if (uniform && in_part == 0) offsets = Offsets(writer, result, ahead);
     if (offsets.in_scores) modified = "  return score.raw;\n", unit = offsets.gain;
     if (backward) {
       const Writer::Hoisted dscore = writer.hoist_from_slope(score.dscore);
@@ -158,6 +174,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   text += base::join("FOVEAL_DEVICE real tanh_times", head_signature, " {\n", times, "}\n");
   text += base::join("FOVEAL_DEVICE real score_unit", head_signature, " {\n", unit, "}\n");
   text += offsets.text();
+  text += base::join("constexpr int kPairsInPart = ", in_part, ";\n");
   const char* const linkage = linkage_of(p);
   text += base::join("template <class At>\n", linkage, " real score_in_units", pair_signature, " {\n", modified, "}\n");
   text += base::join("template <class At>\n", linkage, " real slope_in_units", pair_signature, " {\n", slope, "}\n");

@@ -5,6 +5,7 @@
 
 #include "cuda/finite_factors.h"
 #include "cuda/score_facts.h"
+#include "cuda/score_writer.h"
 #include "score/varies.h"
 
 namespace foveal::cuda {
@@ -61,6 +62,17 @@ std::vector<ValueId> find_row_values(const problem::Problem& p) {
   Search search(p, p.score->forward, Varies::row, base::IdVector<char>(p.score->forward.size()));
   search.visit(p.score->forward.outputs[0]);
   return search.found.walk.size() < most ? search.found.walk : std::vector<ValueId>{};
+}
+
+std::vector<ValueId> find_long_row_values(const problem::Problem& p) {
+  constexpr int fewest = 20;  // instructions
+  std::vector<ValueId> values = find_row_values(p);
+  if (!values.empty()) {
+    const Writer writer(p, p.score->forward);
+    values.erase(std::remove_if(values.begin(), values.end(), [&](ValueId id) { return writer.instructions_for({id}) < fewest; }),
+                 values.end());
+  }
+  return values;
 }
 
 LineValues find_line_values(const problem::Problem& p) {

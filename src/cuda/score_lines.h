@@ -22,5 +22,7 @@ struct LineValues {
 LineValues find_line_values(const problem::Problem& problem);
 /// Values of a forward pass that are constant along a query's row, which threads keep for a task; none if they are many.
 std::vector<scoring::ValueId> find_row_values(const problem::Problem& problem);
+/// Those of them that take many instructions, which a rolled loop over pairs would repeat.
+std::vector<scoring::ValueId> find_long_row_values(const problem::Problem& problem);
 
 }  // namespace foveal::cuda

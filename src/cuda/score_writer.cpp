@@ -70,6 +70,15 @@ std::string Writer::body(const std::vector<ValueId>& outputs) const {
   return text;
 }
 
+int Writer::instructions_for(const std::vector<ValueId>& outputs) const {
+  const auto needed = scoring::ancestors(program_, outputs, [this](ValueId id) { return given_text(id).empty(); });
+  int count = 0;
+  for (ValueId id = 0; id < needed.size(); ++id)
+    if (needed[id] && given_text(id).empty() && program_[id].type == Type::real && !is_uniform(id))
+      count += scoring::row(program_[id].op).gpu.instructions;
+  return count;
+}
+
 std::string Writer::given_text(ValueId id) const {
   const auto find = [&](const char* name, const std::vector<ValueId>& values) {
     const auto found = std::find(values.begin(), values.end(), id);

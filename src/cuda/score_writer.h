@@ -76,6 +76,9 @@ class Writer {
   /// For the factor of a trained read. The constant of a second summand is applied after the sum over pairs.
   Hoisted hoist_from_factor(ValueId id) const;
 
+  /// About how many instructions the real values take that these outputs need for each pair.
+  int instructions_for(const std::vector<ValueId>& outputs) const;
+
   /// The factors of a value that vary over the pairs of a head.
   std::vector<ValueId> varying_factors(ValueId id) const { return product_of(id).rest; }
 

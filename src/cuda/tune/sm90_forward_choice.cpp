@@ -185,6 +185,7 @@ const std::vector<ForwardRow>& forward_rows() {
 std::optional<Sm90ForwardConfig> packed(const ForwardFacts& f, Sm90ForwardConfig config) {
   config.packed_heads = static_cast<int>(f.p.group_size);
   config.paged = f.p.paged;
+  config.row_values = find_long_row_values(f.p);
   if (f.p.group_size == 1) config.lines = f.lines;  // of one head
   while (!fits(f.p, config)) {
     if (config.stages > 2) {
@@ -232,7 +233,7 @@ void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
 /// Offsets first, now that it is known which tables fit shared memory.
 void take_offsets_first(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.offsets_first = f.offsets_first && config.consumers == 3 && offsets_come_first(f.p, config.tiles, config.tables);
-  if (config.offsets_first) config.row_values = find_row_values(f.p);
+  config.row_values = config.offsets_first ? find_row_values(f.p) : find_long_row_values(f.p);
 }
 
 std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardConfig config) {

@@ -45,6 +45,7 @@
 //   kOffsetsInScores     it is (raw score + the sum) * score_unit instead: offset_unit is divided by that, score_in_units is the raw score
 //   kOffsetsFirst        accumulators start as this sum, and q . k is added. A table may then be scaled already (kTableIsScaled[t]; its factor:
 //                        real table_unit<t>(score, args)), and the offset that reads it has no factor (kOffsetIsScaled[o])
+//   kPairsInPart         0, or, where evaluating it takes many instructions, how many pairs of a thread one turn of a rolled loop evaluates
 //   kOffsetsAreColumns   each offset is at.walk[kOffsetWalk[o]] * (offset_row * offset_unit), added by tensor cores (tile/extra_columns.cuh)
 //
 // For tables by query (kernels/rows_sm90.cuh), i < kRowReads, which is the trained read kRowRead[i]:
@@ -82,6 +83,8 @@ FOVEAL_DEVICE float load_table(u32 table, int bytes) {
 enum ReadKind { kUniform, kRow, kColumn, kDiagonal, kElement, kScatter };
 
 #include "emit.cuh"
+
+constexpr bool kInParts = kPairsInPart > 0;
 
 /// The modified score.
 template <class At>

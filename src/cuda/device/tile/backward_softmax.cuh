@@ -55,6 +55,14 @@ struct BackwardSoftmax : BackwardScores {
     }
   }
 
+  /// The word of register i, which a loop may count.
+  FOVEAL_DEVICE static u32 dropped_word(const u32 (&dropped)[kBlockQ / 64], int i) {
+    u32 word = dropped[0];
+#pragma unroll
+    for (int other = 1; other < kBlockQ / 64; ++other) word = i >= 32 * other ? dropped[other] : word;
+    return word;
+  }
+
   /// Queries that the thread's two keys keep, as columns of its scores.
   FOVEAL_DEVICE KeptColumns<Walk> kept_columns(const WarpPairs& pairs, const BackwardTask& work) const {
     KeptColumns<Walk> columns;
@@ -128,8 +136,9 @@ struct BackwardSoftmax : BackwardScores {
   FOVEAL_DEVICE void recompute_p_tile(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], const u32 (&dropped)[kBlockQ / 64],
                                       EarlyTerms& early, const HeadConstants& constants, const PairPrefetch& prefetched,
                                       const LsePrefetch& lse_prefetch, const BackwardTask& work, u32 use) const {
-    if constexpr (!kTanhAhead)
-      return recompute_p_tile<partial>(scores, AnyTanhAhead{}, p, dropped, early, constants, prefetched, lse_prefetch, work, use);
+    if constexpr (!kTanhAhead || kInParts)
+      return recompute_p_tile<partial>(scores, TanhOfEach{constants.tanh_factor, 1}, p, dropped, early, constants, prefetched, lse_prefetch,
+                                       work, use);
     const float factor = constants.tanh_factor, most = kSpareRegisters ? largest_square(scores) : square_of_largest(scores);
     if (!partial && all_squares_small(most, TanhPolynomial<3>::limit(factor))) {
       recompute_p_tile<partial>(scores, TanhPolynomial<3>(factor, 1), p, dropped, early, constants, prefetched, lse_prefetch, work, use);
@@ -146,54 +155,65 @@ struct BackwardSoftmax : BackwardScores {
                                       u32 use) const {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
-    const WarpPairs pairs = warp_pairs(work, use, prefetched);
     const TiledView<true, kBlockQ, kBlockKv> tiles(pipelines.pairs, use, first_key + 16 * (thread / kWarp), work.first_pair(args.attention),
                                                    args.attention.score);
     TiledValues tiled;
     const u32 lse = pipelines.lse(use) + 4 * fragment_first_column(thread);
-    const KeptColumns<Walk> columns = kept_columns(pairs, work);
+    const KeptColumns<Walk> columns = kept_columns(warp_pairs(work, use, prefetched), work);
+    constexpr int kCount = kBlockQ / 2, kPart = kInParts ? registers_of_part(kCount, kPairsInPart) : kCount;
+    static_assert(!kInParts || (kPairReads == 0 && kPairTiles == 0), "these are in registers of their own");
+#pragma unroll 1
+    for (int begin = 0; begin < kCount; begin += kPart) {  // once, but for scores of many instructions
+      const WarpPairs pairs = warp_pairs(work, use, prefetched, 2 * begin);
 #pragma unroll
-    for (int i = 0; i < kBlockQ / 2; i += 4) {
-      float lse2[2], kept[4], tanh[4];
-      if (i % 8 == 0) tiled = tiles.load(i / 8);
-      if constexpr (kPrefetchesLse) {
-        lse2[0] = lse_prefetch.value[i / 2];
-        lse2[1] = lse_prefetch.value[i / 2 + 1];
-      } else {
-        load_pair(lse + 4 * fragment_column(i), lse2);
-      }
-      if constexpr (kTanhAhead) tanh_ahead.evaluate(tanh, scores, i);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int r = fragment_row(j), column = fragment_column(i + j);
-        Pair at = pairs.template pair<partial>(i + j);
-        tiled.put_into(at, i + j);
-        at.tanh = tanh[j];
-        const Score raw{scores[i + j], scale};
-        float logarithm;  // log2 of the probability
-        if constexpr (kSumScore) {
-          logarithm =
-              fmaf(raw.raw, constants.gain, fmaf(offset_in_units<0>(raw, at, attention.score), constants.offset_unit, -lse2[j & 1]));
+      for (int i = 0; i < kPart; i += 4) {
+        float lse2[2], kept[4], tanh[4];
+        if (i % 8 == 0) tiled = tiles.load(i / 8);
+        if constexpr (kPrefetchesLse && !kInParts) {
+          lse2[0] = lse_prefetch.value[i / 2];
+          lse2[1] = lse_prefetch.value[i / 2 + 1];
         } else {
-          logarithm = fmaf(score_in_units(raw, at, attention.score), constants.exponent, -lse2[j & 1]);
+          load_pair(lse + 4 * (2 * begin + fragment_column(i)), lse2);
         }
-        kept[j] = exp2_real(logarithm);
-        if constexpr (partial) {
-          bool keep = columns.keep(r, column);
-          if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
-          kept[j] = keep ? kept[j] : 0.0f;
+        if constexpr (kTanhAhead) tanh_ahead.evaluate(tanh, scores, i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int r = fragment_row(j), column = 2 * begin + fragment_column(i + j);
+          Pair at = pairs.template pair<partial>(i + j);
+          tiled.put_into(at, i + j);
+          at.tanh = tanh[j];
+          const Score raw{scores[i + j], scale};
+          float logarithm;  // log2 of the probability
+          if constexpr (kSumScore) {
+            logarithm =
+                fmaf(raw.raw, constants.gain, fmaf(offset_in_units<0>(raw, at, attention.score), constants.offset_unit, -lse2[j & 1]));
+          } else {
+            logarithm = fmaf(score_in_units(raw, at, attention.score), constants.exponent, -lse2[j & 1]);
+          }
+          kept[j] = exp2_real(logarithm);
+          if constexpr (partial) {
+            bool keep = columns.keep(r, column);
+            if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
+            kept[j] = keep ? kept[j] : 0.0f;
+          }
+          // dropped pairs may hold NaN
+          const auto times = [&](float factor) { return partial && kept[j] == 0.0f ? 0.0f : kept[j] * factor; };
+          scores[i + j] = kSlopeEarly ? times(slope_in_units(raw, at, attention.score)) : kept[j];
+          const auto start = [&](float factor) { return !kEarlyFactors ? times(factor) : partial && kept[j] == 0.0f ? 0.0f : factor; };
+          if constexpr (kEarlyReads > 0) start_terms<0>(early, i + j, raw, at, start);
+          if constexpr (kDropout) {
+            kept[j] = dropped_word(dropped, begin + i) >> (begin + i + j) % 32 & 1 ? 0.0f : kept[j] * attention.dropout.keep_scale;
+          }
         }
-        // dropped pairs may hold NaN
-        const auto times = [&](float factor) { return partial && kept[j] == 0.0f ? 0.0f : kept[j] * factor; };
-        scores[i + j] = kSlopeEarly ? times(slope_in_units(raw, at, attention.score)) : kept[j];
-        const auto start = [&](float factor) { return !kEarlyFactors ? times(factor) : partial && kept[j] == 0.0f ? 0.0f : factor; };
-        if constexpr (kEarlyReads > 0) start_terms<0>(early, i + j, raw, at, start);
-        if constexpr (kDropout) {
-          kept[j] = dropped[(i + j) / 32] >> (i + j) % 32 & 1 ? 0.0f : kept[j] * attention.dropout.keep_scale;
-        }
+        p[i / 2] = pack(Element{}, kept[0], kept[1]);
+        p[i / 2 + 1] = pack(Element{}, kept[2], kept[3]);
       }
-      p[i / 2] = pack(Element{}, kept[0], kept[1]);
-      p[i / 2 + 1] = pack(Element{}, kept[2], kept[3]);
+      if constexpr (kInParts) {
+        rotate<kPart>(scores);
+        rotate<kPart / 2>(p);
+#pragma unroll
+        for (int read = 0; read < kEarlyReads; ++read) rotate<kPart>(early[read]);
+      }
     }
     if constexpr (kPairTiles > 0) consumer_release_loaded(pipelines.pairs.pipeline, use);
   }

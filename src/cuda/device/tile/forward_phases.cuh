@@ -195,8 +195,8 @@ struct ForwardPhases : Epilogue {
     }
     if constexpr (kSumScore && kWideRange) {
       if (r.form == ScoreForm::products) {
-        Epilogue::template transform<false, ScoreForm::probabilities>(r.scores, r.softmax, AnyTanhAhead{}, r.head, r.prefetched, state.next,
-                                                                      state.tile, 0);
+        Epilogue::template transform<false, ScoreForm::probabilities, false>(r.scores, r.softmax, AnyTanhAhead{}, r.head, r.prefetched,
+                                                                             state.next, state.tile, 0);
       }
     }
     if constexpr (kHasLines && kModifiesScores) consumer_release(pipelines.line_values, state.tile);

@@ -65,6 +65,15 @@ struct TileScores : TileRows {
   FOVEAL_DEVICE Position position(const ForwardTask& work, int i) const {
     return TileRows::template position<partial>(work, i);
   }
+  /// The same for register begin + i of a rolled loop, of which the compiler knows i.
+  template <bool partial>
+  FOVEAL_DEVICE Position position(const ForwardTask& work, int begin, int i) const {
+    Position at = position<partial>(work, i);
+    at.kv += 2 * begin;
+    if constexpr (partial) at.kv = min(at.kv, static_cast<int>(args.attention.kv_offset) + work.sequence.len_kv - 1);
+    at.key_block = 0;
+    return at;
+  }
   FOVEAL_DEVICE LineView<kBlockKv> lines_of(u32 use) const {
     return {pipelines.lines(use), 64 * group + fragment_first_row(thread), fragment_first_column(thread)};
   }
@@ -144,10 +153,14 @@ struct TileScores : TileRows {
   FOVEAL_DEVICE ScoreForm transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2],
                                     const HeadConstants& head, const PairPrefetch& prefetched, const ForwardTask& work, u32 use,
                                     u32 kept) const {
-    const auto with = [&](const auto& tanh_ahead) {
-      transform<partial, ScoreForm::scores>(scores, softmax, tanh_ahead, head, prefetched, work, use, kept);
+    const auto with = [&]<bool in_parts = false>(const auto& tanh_ahead) {
+      transform<partial, ScoreForm::scores, in_parts>(scores, softmax, tanh_ahead, head, prefetched, work, use, kept);
     };
     const float factor = head.tanh_factor, times = head.tanh_times;
+    if constexpr (kInParts) {
+      with.template operator()<true>(TanhOfEach{factor, times});
+      return ScoreForm::scores;
+    }
     const float most = kTanhAhead ? largest(scores) : 0.0f;
     if constexpr (kBounded) {
       const auto update = [&]<int terms>(const TanhPolynomial<terms>& polynomial) {
@@ -162,40 +175,13 @@ struct TileScores : TileRows {
         return update(TanhPolynomial<4>(factor, times * exponent));
       }
     }
-    const auto in_general = [&](const auto& tanh_ahead) {
-      if constexpr (partial && kCapsInParts) {
-        cap_in_parts(scores, tanh_ahead, work);
-      } else {
-        with(tanh_ahead);
-      }
-    };
+    constexpr bool kRare = partial && kCapsInParts;
     if (kTanhAhead && all_small(most, TanhPolynomial<5>::limit(factor))) {
-      in_general(TanhPolynomial<5>(factor, times));
+      with.template operator()<kRare>(TanhPolynomial<5>(factor, times));
     } else {
-      in_general(AnyTanhAhead{factor, times});
+      with.template operator()<kRare>(AnyTanhAhead{factor, times});
     }
     return ScoreForm::scores;
-  }
-  /// Capped scores of a partial tile, as below, in a rolled loop: arguments are seldom large, and tiles seldom partial.
-  template <class TanhAhead>
-  FOVEAL_DEVICE void cap_in_parts(float (&scores)[kBlockKv / 2], const TanhAhead& tanh_ahead, const ForwardTask& work) const {
-    int low[2], high[2];
-    find_limits(low, high, work);
-    in_parts(scores, [&]<int part>(float(&some)[part], int begin) {
-#pragma unroll
-      for (int i = 0; i < part; ++i) {
-        const int column = 2 * begin + fragment_column(i), r = fragment_row(i);
-        if (i % kTanhAtOnce == 0) {
-          float tanh[kTanhAtOnce];
-          tanh_ahead.evaluate(tanh, some, i);
-#pragma unroll
-          for (int j = 0; j < kTanhAtOnce; ++j) some[i + j] = tanh[j];
-        }
-        bool keep = column <= high[r];
-        if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
-        some[i] = keep ? some[i] : -infinity();
-      }
-    });
   }
   /// Columns that the thread's rows keep, without those that a mask program drops, from its first column on. low: with kLimitLow only.
   FOVEAL_DEVICE void find_limits(int (&low)[2], int (&high)[2], const ForwardTask& work) const {
@@ -208,7 +194,9 @@ struct TileScores : TileRows {
       if constexpr (Walk::kLimitLow) low[r] = query_of(work, r) + args.band_low - first_kv;
     }
   }
-  template <bool partial, ScoreForm to, class TanhAhead>
+  /// in_parts: in a rolled loop, whose text is that of a few registers: for scores of many instructions (kInParts), and for capped ones of
+  /// partial tiles whose arguments are large, which are rare.
+  template <bool partial, ScoreForm to, bool in_parts, class TanhAhead>
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, const TanhAhead& tanh_ahead,
                                const HeadConstants& head, const PairPrefetch& prefetched, const ForwardTask& work, u32 use,
                                u32 kept) const {
@@ -218,50 +206,58 @@ struct TileScores : TileRows {
     const TiledView<false, kBlockQ, kBlockKv> tiles = pairs_of(use);
     TiledValues tiled;
     int low[2], high[2];
-    u32 kept_columns[kKeptWords] = {};
+    u64 kept_columns = 0;  // a bit for each of the thread's columns
     float tanh[kTanhAtOnce];
     find_limits(low, high, work);
+    constexpr int kCount = kBlockKv / 2, kPart = in_parts ? registers_of_part(kCount, kInParts ? kPairsInPart : 16) : kCount;
+    static_assert(!in_parts || (kPairReads == 0 && kPairTiles == 0), "these are in registers of their own");
+#pragma unroll 1
+    for (int begin = 0; begin < kCount; begin += kPart) {
+      const LineView<kBlockKv> lines_of_part = in_parts ? lines.from(2 * begin) : lines;
 #pragma unroll
-    for (int i = 0; i < kBlockKv / 2; ++i) {
-      const int column = fragment_column(i), r = fragment_row(i);
-      Pair at = lines.pair(i, position<partial>(work, i));
-      if constexpr (kModifiesScores) {
-        put_pair_values<false, true, kBlockKv>(at, prefetched, i);
-        if (i % 8 == 0) tiled = tiles.load(i / 8);
-        tiled.put_into(at, i);
-        pipelines.tables().put_into(at);
-      }
-      if (kTanhAhead && i % kTanhAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
-      at.tanh = tanh[i % kTanhAtOnce];
-      const Score raw{scores[i], scale};
-      if constexpr (to == ScoreForm::probabilities) {
-        const float offset = add_offsets(-softmax.reference[r] * exponent, head, raw, at);
-        scores[i] = exp2_real(fmaf(raw.raw, head.gain, offset));
-        softmax.sum[r] += scores[i];
-      } else {
-        scores[i] = kOffsetsInScores && kModifiesScores ? add_offsets(raw.raw, head, raw, at) : score_in_units(raw, at, attention.score);
-      }
-      if constexpr (partial) {
-        bool keep = column <= high[r];
-        if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
-        if constexpr (kMaskProgram) {
-          keep = mask_keep(at, attention.score) & keep;
-          constexpr int kBits = 32;
-          const int bit = 2 * (i / 4) + i % 2;
-          if (keep && exists(work, r)) kept_columns[bit / kBits] |= 1u << bit % kBits;
+      for (int i = 0; i < kPart; ++i) {
+        const int column = 2 * begin + fragment_column(i), r = fragment_row(i);
+        Pair at = lines_of_part.pair(i, in_parts ? position<partial>(work, begin, i) : position<partial>(work, i));
+        if constexpr (kModifiesScores) {
+          put_pair_values<false, true, kBlockKv>(at, prefetched, i);
+          if (i % 8 == 0) tiled = tiles.load(i / 8);
+          tiled.put_into(at, i);
+          pipelines.tables().put_into(at);
+          head.rows[r].put_into(at);
         }
-        scores[i] = keep ? scores[i] : -infinity();
+        if (kTanhAhead && i % kTanhAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
+        at.tanh = tanh[i % kTanhAtOnce];
+        const Score raw{scores[i], scale};
+        if constexpr (to == ScoreForm::probabilities) {
+          const float offset = add_offsets(-softmax.reference[r] * exponent, head, raw, at);
+          scores[i] = exp2_real(fmaf(raw.raw, head.gain, offset));
+          softmax.sum[r] += scores[i];
+        } else {
+          scores[i] = kOffsetsInScores && kModifiesScores ? add_offsets(raw.raw, head, raw, at) : score_in_units(raw, at, attention.score);
+        }
+        if constexpr (partial) {
+          bool keep = column <= high[r];
+          if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
+          if constexpr (kMaskProgram) {
+            keep = mask_keep(at, attention.score) & keep;
+            if (keep && exists(work, r)) kept_columns |= u64(1) << (begin / 2 + 2 * (i / 4) + i % 2);
+          }
+          scores[i] = keep ? scores[i] : -infinity();
+        }
       }
+      if constexpr (in_parts) rotate<kPart>(scores);
     }
     if constexpr (kPairTiles > 0 && kModifiesScores) consumer_release_loaded(pipelines.pairs.pipeline, use);
-    if (partial && kMaskProgram && kept != 0) {
+    if (partial && kMaskProgram && kept != 0) note_kept(kept_columns, kept);
+  }
+  /// Tells all warpgroups which of the thread's columns some row keeps.
+  FOVEAL_DEVICE void note_kept(u64 kept_columns, u32 kept) const {
 #pragma unroll
-      for (int word = 0; word < kKeptWords; ++word) {
-        u32 columns = kept_columns[word];
+    for (int word = 0; word < kKeptWords; ++word) {
+      u32 columns = static_cast<u32>(kept_columns >> 32 * word);
 #pragma unroll
-        for (int lane = kWarp / 2; lane >= 4; lane /= 2) columns |= __shfl_xor_sync(~0u, columns, lane);
-        if (thread % kWarp < 4) or_shared(kept + 4 * (4 * word + thread % 4), columns);
-      }
+      for (int lane = kWarp / 2; lane >= 4; lane /= 2) columns |= __shfl_xor_sync(~0u, columns, lane);
+      if (thread % kWarp < 4) or_shared(kept + 4 * (4 * word + thread % 4), columns);
     }
   }
 

@@ -20,11 +20,24 @@ FOVEAL_DEVICE void pack_fragment(u32 (&packed)[count / 2], const float (&values)
   for (int i = 0; i < count / 2; ++i) packed[i] = pack(Element{}, values[2 * i], values[2 * i + 1]);
 }
 
-/// Calls change(part, i) for each part of the registers, those from i on, in a rolled loop: for rare code, which would be long unrolled. The
-/// registers rotate, so that none is indexed by the loop's variable. i is a multiple of 8: fragment_column(i + j) is 2 i + fragment_column(j).
+/// How many of `count` registers a rolled loop changes at a time: its text is that of one part. Parts begin at multiples of 4 registers, so that
+/// fragment_column(begin + i) is 2 begin + fragment_column(i).
+constexpr int registers_of_part(int count, int most = 16) { return most < 16 ? most : count % 16 == 0 ? 16 : 8; }
+
+/// Moves registers so that the first ones are those behind the first `part`: none is indexed by a loop's variable.
+template <int part, class T, int count>
+FOVEAL_DEVICE void rotate(T (&registers)[count]) {
+  T first[part];
+#pragma unroll
+  for (int i = 0; i < part; ++i) first[i] = registers[i];
+#pragma unroll
+  for (int i = 0; i < count; ++i) registers[i] = i + part < count ? registers[i + part] : first[i + part - count];
+}
+
+/// Calls change(part, i) for each part of the registers, those from i on, in a rolled loop: for code that would be long unrolled.
 template <int count, class Change>
 FOVEAL_DEVICE void in_parts(float (&registers)[count], Change&& change) {
-  constexpr int kPart = count % 16 == 0 ? 16 : 8;
+  constexpr int kPart = registers_of_part(count);
   static_assert(count % kPart == 0);
 #pragma unroll 1
   for (int i = 0; i < count; i += kPart) {

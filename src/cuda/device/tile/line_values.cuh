@@ -95,6 +95,16 @@ struct LineView {
     for (int v = 0; v < kDiagonalValues; ++v) diagonal[v] = tile.diagonal(v) + column - (row + 8) + kRows - 1;
   }
 
+  /// From so many columns further on.
+  FOVEAL_DEVICE LineView from(int columns) const {
+    LineView view = *this;
+#pragma unroll
+    for (int v = 0; v < kWalkValues; ++v) view.walk[v] += columns;
+#pragma unroll
+    for (int v = 0; v < kDiagonalValues; ++v) view.diagonal[v] += columns;
+    return view;
+  }
+
   /// The pair of register i at `position`.
   FOVEAL_DEVICE Pair pair(int i, const Position& position) const {
     Pair pair;

@@ -101,6 +101,16 @@ struct AnyTanhAhead {
   }
 };
 
+/// Of any arguments, each looked at by itself.
+struct TanhOfEach {
+  float factor, times;
+  template <int count>
+  FOVEAL_DEVICE void evaluate(float (&tanh)[kTanhAtOnce], const float (&raw)[count], int first) const {
+#pragma unroll
+    for (int j = 0; j < kTanhAtOnce; ++j) tanh[j] = fv_tanh(raw[first + j], factor) * times;
+  }
+};
+
 /// Exponent of a capped score: tanh less the shift of its row.
 template <int terms>
 struct ExponentAhead : TanhPolynomial<terms> {
