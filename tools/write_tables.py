@@ -342,6 +342,21 @@ def programs():
     return "\n".join(lines) + f"\n\nSeeds {run['first_seed']} to {last}: {run['programs']:,} programs in {run['seconds']} s, {run['findings']} disagreed; {skipped}."
 
 
+def programs_gpu():
+    latest = {}
+    for row in rows_of("programs-gpu"):
+        latest.setdefault(row["machine"], []).append(row)
+    texts = []
+    for machine, rows in latest.items():
+        kinds, failed = [row for row in rows if "counts" in row], [row for row in rows if "failure" in row]
+        total = sum(sum(row["counts"].values()) for row in kinds)
+        lines = ["| type, kernels | right | refused | wrong |", "|---|---:|---:|---:|"]
+        lines += [f"| {row['case']} | {row['counts'].get('pass', 0):,} | {row['counts'].get('refused', 0):,} | {row['counts'].get('fail', 0):,} |" for row in kinds]
+        texts.append(f"{machine}, commit `{kinds[0]['commit']}`, {total:,} programs from seed {kinds[0]['first_seed']} on:\n\n" + "\n".join(lines))
+        texts += [f"- `{row['case'].removesuffix(' device=cuda backend=cuda')}`: {row['failure']}" for row in failed]
+    return "\n\n".join(texts)
+
+
 def soak():
     def memory(run, what):
         growth = 100 * (run[f"{what}most_mb"] / run[f"{what}least_mb"] - 1)
@@ -450,7 +465,7 @@ PAGES = {
     "docs/support.md": (support, architectures),
     "docs/performance.md": (models, llmc, cpu, gpu, few, pages, scores),
     "docs/numerics.md": (errors, errors_gpu, checks),
-    "docs/reliability.md": (fuzz, programs, soak),
+    "docs/reliability.md": (fuzz, programs, programs_gpu, soak),
     "docs/distributed.md": (distributed,),
     "docs/benchmarks.md": (verbs, suites, fields),
     "docs/lab/cpu.md": (amx_variants,),

@@ -3,6 +3,7 @@
     foveal check --suite bench/suites/llmc.txt --json report.json && foveal-bench keep checks report.json --made-by "foveal check --suite bench/suites/llmc.txt"
     foveal-bench keep errors report.json     build/release/tests/fuzz/fuzz_errors FIRST_SEED SECONDS report.json
     foveal-bench keep programs report.json   ./dev programs SEED SECONDS report.json
+    foveal-bench keep programs-gpu report.json    build/release/tests/cuda/gpu_conformance --programs N --seed S --out report.json
     foveal-bench keep soak report.json       ./dev soak MINUTES SEED report.json [--device cuda]
     foveal-bench keep first-call-gpu out     FOVEAL_CACHE_DIR=$(mktemp -d) build/release/tests/cuda/first_call "bf16 b4 h16 q4096 d64" > out
     foveal support > table && foveal-bench keep support table                                     what this machine's targets take, and those for GPUs
@@ -46,6 +47,21 @@ def programs(report: dict[str, Any], rows: Rows) -> None:
     rows.add("programs", "all", counts=report.pop("compared"), **report)
 
 
+def programs_gpu(report: dict[str, Any], rows: Rows) -> None:
+    """A row for each type and kind of kernel, and one for each line that failed. Lines that were not run, or are invalid, are left out."""
+    command = report["command"]
+    groups = collections.defaultdict(collections.Counter)
+    for line in report["check"]["results"]:
+        status = {"error": "fail"}.get(line["status"], line["status"])
+        if status in ("pass", "fail", "refused"):
+            kind = line["kernel"].split(".")[1] if line.get("kernel") else "no kernel"
+            groups[line["line"].split()[1], kind][status] += 1
+        if status == "fail":
+            rows.add("programs-gpu", line["line"], failure=line["failure"].splitlines()[0])
+    for (dtype, kind), counts in sorted(groups.items()):
+        rows.add("programs-gpu", f"{dtype} {kind}", first_seed=int(command[command.index("--seed") + 1]), counts=dict(counts))
+
+
 def soak(report: dict[str, Any], rows: Rows) -> None:
     rows.add("soak", "all", **report)
 
@@ -81,7 +97,7 @@ def architectures(report: str, rows: Rows) -> None:
 
 
 REPORTS: dict[str, Callable[[Any, Rows], None]] = {
-    "checks": checks, "errors": errors, "programs": programs, "soak": soak, "first-call-gpu": first_call_gpu,
+    "checks": checks, "errors": errors, "programs": programs, "programs-gpu": programs_gpu, "soak": soak, "first-call-gpu": first_call_gpu,
     "support": support, "architectures": architectures}  # fmt: skip
 _TABLES = (support, architectures)  # the others read JSON
 
@@ -95,7 +111,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     text = options.report.read_text()
     report = text if REPORTS[options.suite] in _TABLES else json.loads(text)
-    of_gpu = options.suite == "first-call-gpu" or (isinstance(report, dict) and "programs" in report and options.suite in ("errors", "soak"))
+    of_gpu = options.suite in ("first-call-gpu", "programs-gpu") or (isinstance(report, dict) and "programs" in report and options.suite in ("errors", "soak"))
     origin = machine.describe("cuda" if of_gpu else "cpu")
     if options.made_by:
         origin["command"] = options.made_by

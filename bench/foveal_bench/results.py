@@ -53,7 +53,7 @@ FIELDS = {
     "minutes": "of the run", "checks": "results compared", "refusals": "problems that were refused", "failures": "results outside their bound",
     "passed": "problem lines", "longest": "queries of the longest line", "tensors": "how many",
     "median": "of error / bound", "p999": "999 of 1000 are at most this", "worst": "largest error / bound", "worst_line": "where it is",
-    "findings": "how many disagreed", "finding": "what the fuzzer found, or nothing", "counts": "comparisons of each kind", "executions": "inputs tried",
+    "findings": "how many disagreed", "finding": "what the fuzzer found, or nothing", "failure": "what did not hold", "counts": "comparisons or lines of each kind", "executions": "inputs tried",
     "inputs_kept": "in the corpus", "peak_mb": "MB of memory", "memory_judged": "whether the run was long enough for that",
     "first_mb": "MB in use at first", "least_mb": "at least", "most_mb": "at most", "last_mb": "at the end",
     "device_first_mb": "as first_mb, of memory that the library holds on the device", "device_least_mb": "likewise", "device_most_mb": "likewise", "device_last_mb": "likewise",
@@ -77,7 +77,8 @@ SUITES = {
     "distributed": "several GPUs compared with one (`distributed`)", "models": "training steps of transformers models (`models`)",
     "llmc": "training steps of llm.c (`llmc`)",
     "checks": "suites against the reference (`keep`, foveal check --json)", "errors": "errors of random problems over their bounds (`keep`, fuzz_errors)",
-    "programs": "random programs against an evaluator (`keep`, fuzz_programs)", "soak": "random training steps (`keep`, soak)", "fuzz": "libFuzzer (tools/fuzz.py)",
+    "programs": "random programs against an evaluator (`keep`, fuzz_programs)",
+    "programs-gpu": "random programs on a GPU (`keep`, gpu_conformance --programs)", "soak": "random training steps (`keep`, soak)", "fuzz": "libFuzzer (tools/fuzz.py)",
     "support": "what a target takes (`keep`, foveal support)", "architectures": "portable kernels, compiled for each GPU (`keep`, cuda_architectures)",
     "variants": "kernels before and after a change, or several designs of one (docs/lab/gpu-experiments.md)",
 }  # fmt: skip
