@@ -809,6 +809,12 @@ def _is_basic(index: Any) -> bool:
     return all(map(whole, index)) if isinstance(index, tuple) else whole(index)
 
 
+_RANDOM = frozenset(
+    "rand randn randint randperm normal bernoulli poisson multinomial rand_like randn_like randint_like rrelu gumbel_softmax uniform_ normal_ random_ "
+    "bernoulli_ exponential_ geometric_ cauchy_ log_normal_".split()
+)
+
+
 class _Mode(TorchFunctionMode):
     """Reads of captured tensors, torch functions that mix tensors and symbols, and elements that become Python values."""
 
@@ -819,6 +825,10 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name in _RANDOM:
+            raise questions.refused(
+                NotImplementedError(f"torch.{name} in a score or mask draws random numbers, which would be the same for all pairs; expected a captured tensor of them, or dropout_p")
+            )
         if name == "__getitem__" and isinstance(args[0], torch.Tensor) and symbolic(args[1]):
             try:
                 _check_transforms(self.tracer, "getitem")
