@@ -163,6 +163,7 @@ WRONG = {
     "empty arrays that do not fit": (lambda: foveal.attention(ARRAYS[0][:0], *ARRAYS[1:]), "foveal.attention: k: batch 1; expected 0, q's"),
     "empty arrays of integers": (lambda: foveal.attention(*[a[:, :0].astype(int) for a in ARRAYS]), "foveal.attention: q: dtype int64; expected"),
     "an array that torch's tracing does not see": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + TABLE[i]), "score_mod: a symbol indexes an array that tracing cannot see"),
+    "kernel_options": (lambda: flex(*HEADS_FIRST, kernel_options={"checked": 2}), "flex_attention: kernel_options: found 'checked': 2; expected True or False"),
     "random numbers": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + torch.rand(())), "torch.rand in a score or mask draws random numbers"),
     "random numbers like others": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + torch.randn_like(torch.ones(3))[1]), "torch.randn_like in a score"),
     "random numbers in place": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + torch.empty(()).uniform_()), "torch.uniform_ in a score or mask"),
