@@ -940,7 +940,7 @@ class TorchTracer(CallTracer):
     def operand(self, call: Call, value: Any, dtype: torch.dtype) -> Any:
         """Beside tensors with dimensions, products and quotients of 16 bits take a number, or a tensor that is one, as it is."""
         is_one = isinstance(value, (int, float, Number)) or (isinstance(value, torch.Tensor) and value.ndim == 0)
-        taken = call.name in ("mul", "multiply") or value is not call.args[0]
+        taken = call.name in ("mul", "multiply") or not (call.args and value is call.args[0])
         as_it_is = is_one and taken and dtype in _SIXTEEN and call.name in _OF_NUMBERS and (len(call.result.shape) > 0 or call.name == "lerp")
         return super().operand(call, value, torch.float32 if as_it_is else dtype)
 
