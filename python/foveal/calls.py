@@ -6,6 +6,7 @@ dtype of the result; then a meaning from its table makes the expressions. What a
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import operator
@@ -60,8 +61,11 @@ class CallTracer(Tracer):
         return call.result.dtype
 
     def promoted(self, x: Symbols, dtype: Any, is_number: bool) -> Symbols:
-        """An operand, a condition apart, of a function that computes with this dtype: float32 holds it rounded."""
+        """An operand, a condition apart, of a function that computes with this dtype: float32 and the types of 16 bits hold it rounded."""
         kind = self.type_of(x._dtype)
+        narrow = _ROUNDED.get(_name_of(dtype))
+        if narrow is not None and kind != Type.boolean and (is_number or _name_of(x._dtype) != _name_of(dtype)):
+            return self.symbol([narrow(_core.to_real(item)) for item in x._items], x._shape, dtype)
         if kind == Type.boolean or not is_single(dtype) or (is_single(x._dtype) and not is_number):
             return x
         if kind == Type.real and not is_number:
@@ -69,6 +73,10 @@ class CallTracer(Tracer):
         items = [_core.to_real(item) for item in x._items]
         self.singles += items
         return self.symbol(items, x._shape, x._dtype)
+
+    def operand(self, call: Call, value: Any, dtype: Any) -> Symbols:
+        """One that is not None, promoted."""
+        return self.promoted(call.symbol(value), dtype, isinstance(value, (int, float, Number)))
 
     def holds(self, number: Number, dtype: Any) -> bool:
         """Whether an array of this dtype holds every value that the number may have."""
@@ -84,7 +92,8 @@ class CallTracer(Tracer):
 
     def finished(self, items: Sequence[Any], shape: tuple[int, ...], dtype: Any, rounded: Callable[[Expr], Expr] | None = None) -> Symbols:
         """Expressions as an array of this dtype: converted, narrow integers wrapped, without derivative where none is to be recorded. Reals
-        of 16 bits are computed in float32, and rounded where they are made of others."""
+        of 16 bits are computed in float32 and rounded by each function."""
+        rounded = rounded or _ROUNDED.get(_name_of(dtype))
         kind, stopped = self.type_of(dtype), self.gradient_stopped()
         single = is_single(dtype)
         convert = {Type.real: _core.to_real, Type.integer: _core.to_integer, Type.boolean: _core.to_boolean}[kind]
@@ -100,6 +109,10 @@ class CallTracer(Tracer):
             return _core.stop_gradient(expr) if stopped and kind == Type.real else expr
 
         return self.symbol([finish(item) for item in items], shape, dtype)
+
+
+def _as_is(expr: Expr) -> Expr:
+    return expr
 
 
 _ROUNDED = {"bfloat16": _core.to_bfloat16, "float16": _core.to_float16}
@@ -173,6 +186,21 @@ class Call:
     def made(self, items: Sequence[Any], like: Any) -> Any:
         return self.tracer.finished(items, tuple(like.shape), like.dtype)
 
+    def step(self, expr: Expr) -> Expr:
+        """A value on the way, where a framework computes the result in steps of its dtype."""
+        rounded = _ROUNDED.get(_name_of(self.result.dtype))
+        return self.single(expr) if rounded is None else rounded(expr)
+
+    def single(self, expr: Expr) -> Expr:
+        """The same where it computes in float32."""
+        if is_single(self.result.dtype):
+            self.tracer.singles.append(expr)
+        return expr
+
+    def moved(self, items: Sequence[Any], like: Any) -> Any:
+        """Elements of operands of this dtype, or values on the way to it: not rounded to 16 bits."""
+        return self.tracer.finished(items, tuple(like.shape), like.dtype, _as_is)
+
     def converted(self, items: Sequence[Any], like: Any, of: Any = None) -> Any:
         """Of another dtype than they had, `of`: rounded where that is wider."""
         rounded = _ROUNDED.get(_name_of(like.dtype), _core.to_float32 if _name_of(of) == "float64" and is_single(like.dtype) else None)
@@ -206,7 +234,7 @@ def elementwise(fn: Callable[..., Any], operands: int = 1) -> Meaning:
         if any(isinstance(value, Number) and not call.tracer.holds(value, dtype) for value in given):
             raise call.refuse(f"a number that changes beside {dtype}; expected a constant")
         given = [call.tracer.held(value, dtype) if type(value) is int else value for value in given]
-        symbols = [None if value is None else call.tracer.promoted(call.symbol(value), dtype, isinstance(value, (int, float, Number))) for value in given[:operands]]
+        symbols = [None if value is None else call.tracer.operand(call, value, dtype) for value in given[:operands]]
         present = [(x._items, x._shape) for x in symbols if x is not None]
         options = dict(zip(names[operands:], given[operands:]))
         items = []
@@ -216,6 +244,11 @@ def elementwise(fn: Callable[..., Any], operands: int = 1) -> Meaning:
         return call.made(items, call.result)
 
     return meaning
+
+
+def in_steps(fn: Callable[..., Any], operands: int = 1) -> Meaning:
+    """fn(x, ..., options, step): calls step() on what is rounded on the way."""
+    return lambda call: elementwise(functools.partial(fn, step=call.step), operands)(call)
 
 
 def unary(fn: Callable[[Any], Any]) -> Meaning:
@@ -244,7 +277,7 @@ def rounding(signature: inspect.Signature) -> Meaning:
         x, power = call.symbol(value), 10.0 ** abs(decimals)
         if decimals == 0 or call.tracer.type_of(call.result.dtype) != Type.real:
             return call.made([formulas.rounded(item, decimals) for item in x._items], call.result)
-        scaled = call.made([item * power if decimals > 0 else item / power for item in x._items], call.result)
+        scaled = call.moved([item * power if decimals > 0 else item / power for item in x._items], call.result)
         whole = [formulas.round_half_even(item) for item in scaled._items]
         return call.made([item / power if decimals > 0 else item * power for item in whole], call.result)
 
@@ -299,6 +332,7 @@ def layout(numbers: Callable[[int, int, tuple[int, ...]], Any], values: Callable
 
     def meaning(call: Call) -> Any:
         items: list[Any] = []
+        dtypes: set[Any] = set()
 
         def numbered(value: Any) -> Any:
             if isinstance(value, (list, tuple)):
@@ -307,12 +341,14 @@ def layout(numbers: Callable[[int, int, tuple[int, ...]], Any], values: Callable
                 symbol = call.symbol(value)
                 first = len(items)
                 items.extend(symbol._items)
+                dtypes.add(symbol._dtype)
                 return numbers(first, len(items), symbol._shape)
             return value
 
         def picked(found: Any, like: Any) -> Any:
             if hasattr(like, "dtype"):
-                return call.made([items[i] for i in values(found)], like)
+                make = call.moved if dtypes == {like.dtype} else call.made
+                return make([items[i] for i in values(found)], like)
             return type(like)(picked(f, l) for f, l in zip(found, like))
 
         rest = (*call.args[1:], *call.kwargs.values())
@@ -328,7 +364,7 @@ def layout(numbers: Callable[[int, int, tuple[int, ...]], Any], values: Callable
 def cast(call: Call) -> Any:
     """The look of the result says what to convert to."""
     x = call.symbol(call.args[0])
-    return call.made(x._items, call.result) if x._dtype == call.result.dtype else call.converted(x._items, call.result, x._dtype)
+    return call.moved(x._items, call.result) if x._dtype == call.result.dtype else call.converted(x._items, call.result, x._dtype)
 
 
 def same(call: Call) -> Any:
@@ -337,7 +373,7 @@ def same(call: Call) -> Any:
 
 def stopped(call: Call) -> Any:
     x = call.symbol(call.args[0])
-    return call.made([_core.stop_gradient(item) for item in x._items], call.result)
+    return call.moved([_core.stop_gradient(item) for item in x._items], call.result)
 
 
 def filled(value: Any, argument: str = "fill_value") -> Meaning:

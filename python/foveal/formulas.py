@@ -13,6 +13,11 @@ from . import _core
 from ._core import Type, where
 
 LN2 = math.log(2.0)
+Step = Callable[[Any], Any]  # what a value on the way is rounded by
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
 
 
 def is_real(x: Any) -> bool:
@@ -156,6 +161,16 @@ def floor_divide(a: Any, b: Any) -> Any:
     return _core.floor_div(a, b)
 
 
+def floor_divide_in_steps(a: Any, b: Any, step: Step) -> Any:
+    """Of reals, by the remainder, which is as far from exact as its steps are."""
+    rest = step(fmod(a, b))
+    quotient = step(step(a - rest) / b)
+    quotient = where((rest != 0.0) & ((_core.to_real(b) < 0.0) ^ (rest < 0.0)), step(quotient - 1.0), quotient)
+    below = _core.floor(quotient)
+    nearest = where(step(quotient - below) > 0.5, step(below + 1.0), below)
+    return where(_core.to_real(b) == 0.0, a / _core.to_real(b), nearest)
+
+
 def remainder(a: Any, b: Any) -> Any:
     return a % b
 
@@ -209,16 +224,20 @@ def lerp(a: Any, b: Any, weight: Any) -> Any:
     return where(_core.abs(weight) < 0.5, a + weight * (b - a), b - (b - a) * (1.0 - weight))
 
 
-def xlogy(x: Any, y: Any) -> Any:
-    return where((_core.to_real(x) == 0.0) & (_core.to_real(y) <= 0.0), 0.0, x * _core.log(y))
+def xlogy(x: Any, y: Any, step: Step = _as_it_is) -> Any:
+    return where((_core.to_real(x) == 0.0) & (_core.to_real(y) <= 0.0), 0.0, x * step(_core.log(y)))
 
 
-def logit(x: Any) -> Any:
-    return _core.log(x / (1.0 - x))
+def logit(x: Any, step: Step = _as_it_is) -> Any:
+    return _core.log(step(x / step(1.0 - x)))
 
 
-def softsign(x: Any) -> Any:
-    return x / (1.0 + _core.abs(x))
+def softsign(x: Any, step: Step = _as_it_is) -> Any:
+    return x / step(1.0 + _core.abs(x))
+
+
+def tanhshrink(x: Any, step: Step = _as_it_is) -> Any:
+    return x - step(_core.tanh(x))
 
 
 def is_nan(x: Any) -> Any:
@@ -259,8 +278,8 @@ def mean(items: Sequence[Any]) -> Any:
     return _core.to_real(total(items)) / float(len(items))
 
 
-def product(items: Sequence[Any]) -> Any:
-    return functools.reduce(lambda a, b: a * b, (x if is_real(x) else _core.to_integer(x) for x in items))
+def product(items: Sequence[Any], step: Step = _as_it_is) -> Any:
+    return functools.reduce(lambda a, b: step(a * b), (x if is_real(x) else _core.to_integer(x) for x in items))
 
 
 def extreme(choose: Callable[[Any, Any], Any], items: Sequence[Any]) -> Any:
@@ -293,10 +312,10 @@ def dot(a: Sequence[Any], b: Sequence[Any]) -> Any:
     return total([x * y for x, y in zip(a, b)])
 
 
-def logsumexp(items: Sequence[Any]) -> Any:
+def logsumexp(items: Sequence[Any], step: Step = _as_it_is) -> Any:
     top = _core.stop_gradient(functools.reduce(_core.maximum, items))
     top = where(_core.abs(top) == math.inf, 0.0, top)
-    return _core.log(total([_core.exp(x - top) for x in items])) + top
+    return step(_core.log(step(total([step(_core.exp(step(x - top))) for x in items])))) + top
 
 
 def log_softmax(items: Sequence[Any]) -> list[Any]:

@@ -212,6 +212,34 @@ def attributes_read(fn: types.FunctionType) -> Iterator[tuple[str, ...]]:
         yield from [(read.name, *read.attributes[:length]) for length in range(1, len(read.attributes) + 1)]
 
 
+def handed_on(fn: types.FunctionType) -> list[tuple[str, ...]]:
+    """Names that it, or a function nested in it, reads without an attribute of them."""
+    code = _code_of(fn.__code__)
+    found = [read.name for read in code.globals if not read.attributes]
+    found += [fn.__code__.co_freevars[index] for index, attributes in code.free if not attributes]
+    return [(name,) for name in found]
+
+
+_PAST_NAMES = {"__builtins__", "__getattribute__", "__instancecheck__", "__subclasscheck__"}
+
+
+@functools.lru_cache(_MAX_CODES)
+def past_names(code: types.CodeType) -> str | None:
+    """How a function, or one nested in it, comes by type() and isinstance() other than by these names: by the module that has them, by the class of a
+    class, by what they call. What it gets so does not know symbols."""
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
+    for at, instruction in enumerate(instructions):
+        if instruction.opname == "IMPORT_NAME" and instruction.argval == "builtins":
+            return "import builtins"
+        if instruction.opname in _ATTRIBUTE | _GLOBAL and instruction.argval in _PAST_NAMES:
+            return str(instruction.argval)
+        if [i.argval for i in instructions[at : at + 2] if i.opname in _ATTRIBUTE] == ["__class__", "__class__"]:
+            return "__class__.__class__"
+    if any([constant in ("builtins", "__builtins__") for constant in code.co_consts if type(constant) is str]):
+        return "'builtins'"
+    return next((found for nested in code.co_consts if isinstance(nested, types.CodeType) and (found := past_names(nested)) is not None), None)
+
+
 def calls_type(code: types.CodeType) -> bool:
     """Whether it, or a function nested in it, may."""
     return "type" in code.co_names or any([calls_type(nested) for nested in code.co_consts if isinstance(nested, types.CodeType)])

@@ -22,7 +22,7 @@ import threading
 import types
 from typing import Any, Callable, Iterator, Sequence, TypeVar
 
-from . import _core
+from . import _core, guards
 
 _isinstance, _issubclass = builtins.isinstance, builtins.issubclass
 _LIBRARIES = {"foveal", "jax", "numpy"}  # whose own code tells symbols and arrays apart
@@ -133,8 +133,13 @@ def types_answered(scopes: Sequence[dict[str, Any]], is_the_users: Callable[[str
 
     def entered(frame: types.FrameType, event: str, _: Any) -> None:
         name = frame.f_globals.get("__name__")
-        if event == "call" and "type" in frame.f_code.co_names and is_the_users(name) and not _is_imported_now(name) and "-packages" not in frame.f_code.co_filename:
+        if event != "call" or not is_the_users(name) or _is_imported_now(name) or "-packages" in frame.f_code.co_filename:
+            return
+        if "type" in frame.f_code.co_names:
             replace(frame.f_globals)
+        found = guards.past_names(frame.f_code)
+        if found is not None:
+            refused(_past_names(found))
 
     for scope in scopes:
         replace(scope)
@@ -151,6 +156,43 @@ def types_answered(scopes: Sequence[dict[str, Any]], is_the_users: Callable[[str
                 _scopes[id(scope)] -= 1
                 if _scopes[id(scope)] == 0:
                     del _scopes[id(scope)], scope["type"]
+
+
+def _past_names(found: str) -> TypeError:
+    return TypeError(
+        f"a score or mask reaches Python's own functions by {found}, which do not know what symbols stand for; expected type(x), isinstance() and the like by their names"
+    )
+
+
+def check_names(code: types.CodeType) -> None:
+    """Refuses a function that comes by type() and isinstance() other than by these names."""
+    found = guards.past_names(code)
+    if found is not None:
+        raise _past_names(found)
+
+
+# ---- hasattr(x, name), getattr(x, name) ----
+
+_hasattr, _getattr = builtins.hasattr, builtins.getattr
+
+
+def _is_hidden(value: Any, name: Any, frame: types.FrameType) -> bool:
+    """An attribute of a symbol that what it stands for has not."""
+    stands_for = _getattr(type(value), "__stands_for__", None)
+    return stands_for is not None and _here.count > 0 and _package(frame) not in {"torch", *_LIBRARIES} and not _hasattr(stands_for(value), name)
+
+
+def _has_attribute(value: Any, name: str, /) -> bool:
+    return _hasattr(value, name) and not _is_hidden(value, name, sys._getframe(1))
+
+
+def _get_attribute(value: Any, name: str, /, *default: Any) -> Any:
+    found = _getattr(value, name, *default)
+    if not _is_hidden(value, name, sys._getframe(1)):
+        return found
+    if default:
+        return default[0]
+    raise AttributeError(f"{name}: no attribute of what a symbol stands for")
 
 
 # ---- x.__class__, case torch.Tensor(): ----
@@ -200,6 +242,8 @@ def answered() -> Iterator[None]:
         setattr(builtins, "isinstance", _is_instance)
         setattr(builtins, "issubclass", _is_subclass)
         setattr(builtins, "print", _print)
+        setattr(builtins, "hasattr", _has_attribute)
+        setattr(builtins, "getattr", _get_attribute)
     outer, _here.refusal = _here.refusal, None
     _here.count += 1
     try:
@@ -213,6 +257,8 @@ def answered() -> Iterator[None]:
                 setattr(builtins, "isinstance", _isinstance)
                 setattr(builtins, "issubclass", _issubclass)
                 setattr(builtins, "print", _print_itself)
+                setattr(builtins, "hasattr", _hasattr)
+                setattr(builtins, "getattr", _getattr)
 
 
 _Refusal = TypeVar("_Refusal", bound=Exception)
@@ -261,6 +307,14 @@ def no_number(value: Any, *_: Any) -> Any:
     raise refused_here(
         TypeError("a score expression has no value while it is traced: int(), float(), range() and Python's functions of numbers cannot take it")
     )
+
+
+class NoArray(TypeError):
+    """NumPy asks for the elements of a symbol."""
+
+
+def no_array(value: Any, *_: Any, **named: Any) -> Any:
+    raise refused_here(NoArray())
 
 
 def no_copy(value: Any, *_: Any) -> Any:

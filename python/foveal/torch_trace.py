@@ -22,13 +22,15 @@ from torch.overrides import TorchFunctionMode
 from . import _core, arrays, formulas, guards, questions, torch_views
 from ._core import Expr, Type
 from .calls import (
-    Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, layout, matmul, over_dims, reduction, rounding, same, shift, signature_of, stopped,
+    Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, in_steps, layout, matmul, over_dims, reduction, rounding, same, shift, signature_of, stopped,
     symbolic, unary,
 )  # fmt: skip
 from .numbers import Number
 from .trace import IN_PLACE, MAX_UNROLL, Capture, Symbols, groups
 
 _NARROW = {torch.uint8: (0, 256), torch.int8: (128, 256), torch.int16: (32768, 65536)}
+_SIXTEEN = (torch.bfloat16, torch.float16)
+_OF_NUMBERS = frozenset("mul multiply div divide true_divide truediv floor_divide floordiv lerp".split())
 _META = torch.device("meta")
 _DTYPES = {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch.float32}
 
@@ -46,6 +48,7 @@ class Symbol(Symbols):
     """A tensor of expressions."""
 
     array_type = torch.Tensor
+    __array_priority__ = torch.Tensor.__array_priority__
     _shares = False  # its elements with another symbol
 
     def __stands_for__(self) -> type:
@@ -109,7 +112,7 @@ class Symbol(Symbols):
         method = getattr(torch.Tensor, name, None)
         if name in _LOOKS_OF_PLAIN:
             return _LOOKS_OF_PLAIN[name](self)
-        if method is None or name.startswith("__array") or (name.startswith("_") and questions.asked_by_a_library()):
+        if method is None or (name.startswith("_") and questions.asked_by_a_library()):
             raise AttributeError(f"{name}: no attribute of a tensor")
         if name.startswith("_") or not callable(method):  # no AttributeError, for which hasattr() and getattr() would have another answer than for a tensor
             raise questions.refused_here(
@@ -174,6 +177,10 @@ def _NORM(input: Any, p: Any = None, dim: Any = None, keepdim: bool = False, dty
 
 def _reduction(fn: Callable[[Sequence[Any]], Any]) -> Meaning:
     return reduction(fn, _REDUCTION, "dim")
+
+
+def _reduction_in_steps(fn: Callable[..., Any]) -> Meaning:
+    return lambda call: _reduction(functools.partial(fn, step=call.step))(call)
 
 
 def _norm(call: Call) -> Any:
@@ -335,16 +342,17 @@ def _div(call: Call) -> Any:
     input, other, mode = call.bind(_DIV).values()
     of_two = replace(call, args=(input, other), kwargs={})
     if mode is None:
-        return binary(_true_div)(of_two)
+        return _divided(_true_div)(of_two)
     if mode == "floor":
-        return binary(formulas.floor_divide)(of_two)
+        return _floor_divide(of_two)
     if not call.result.dtype.is_floating_point:
-        return binary(formulas.trunc_divide)(of_two)
-    return call.made([formulas.trunc(item) for item in binary(_true_div)(of_two)._items], call.result)
+        return _divided(formulas.trunc_divide)(of_two)
+    step = call.step if isinstance(other, Symbol) else call.single  # 16 bits by a number are divided in float32
+    return _divided(lambda input, other: formulas.trunc(step(_true_div(input, other))))(of_two)
 
 
-def _logit(input: Any, eps: float | None = None) -> Any:
-    return formulas.logit(input if eps is None else formulas.clamped(_core.to_real(input), eps, 1.0 - eps))
+def _logit(input: Any, eps: float | None = None, step: formulas.Step = lambda x: x) -> Any:
+    return formulas.logit(input if eps is None else formulas.clamped(_core.to_real(input), eps, 1.0 - eps), step)
 
 
 def _sign(input: Any) -> Any:
@@ -385,7 +393,7 @@ def _nan_to_num(input: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = No
 
 
 def _divided(fn: Callable[[Any, Any], Any]) -> Meaning:
-    """An integer by 0 is an error in torch, which meta tensors do not show."""
+    """An integer by 0 is an error in torch, which meta tensors do not show. A constant of -0.0 is one of 0.0 in the score language."""
     by = binary(fn)
 
     def meaning(call: Call) -> Any:
@@ -393,9 +401,27 @@ def _divided(fn: Callable[[Any, Any], Any]) -> Meaning:
         number = divisor.value if isinstance(divisor, Number) else divisor
         if type(number) is int and number == 0 and not call.result.dtype.is_floating_point:
             raise call.refuse("an integer divided by 0")
+        if type(number) is float and number == 0.0 and math.copysign(1.0, number) < 0.0:
+            raise call.refuse("-0.0 as a divisor; expected another number, or a captured tensor of -0.0")
         return by(call)
 
     return meaning
+
+
+def _quotient(call: Call) -> Any:
+    """The operator: of a number and a tensor torch makes the reciprocal times the number."""
+    number, x = call.args
+    if not isinstance(number, (int, float, Number)):
+        return _divided(_true_div)(call)
+    reciprocal = call.made([1.0 / _core.to_real(item) for item in call.symbol(x)._items], call.result)
+    return binary(operator.mul)(replace(call, args=(reciprocal, number)))
+
+
+def _floor_divide(call: Call) -> Any:
+    """torch computes it of 16 bits in steps, unless the divisor is a number."""
+    divisor = [*call.args, *call.kwargs.values()][1]
+    in_16_bits = call.result.dtype in _SIXTEEN and isinstance(divisor, Symbol)
+    return _divided(functools.partial(formulas.floor_divide_in_steps, step=call.step) if in_16_bits else formulas.floor_divide)(call)
 
 
 def _power(call: Call) -> Any:
@@ -405,6 +431,10 @@ def _power(call: Call) -> Any:
     if isinstance(given[1], int) and not call.result.dtype.is_floating_point:
         x = call.symbol(given[0])
         return call.made([formulas.power(item, given[1]) for item in x._items], call.result)
+    if call.result.dtype == torch.bfloat16 and type(given[1]) in (int, float) and given[1] in (3, -2):  # of which torch makes products
+        x = call.symbol(given[0])
+        squares = [call.step(item * item) for item in x._items]
+        return call.made([square * item if given[1] == 3 else 1.0 / square for square, item in zip(squares, x._items)], call.result)
     return elementwise(lambda input, exponent: formulas.power(input, exponent), 2)(call)
 
 
@@ -442,7 +472,7 @@ _TABLE: dict[str, Meaning] = {
     "isinf": unary(formulas.is_infinite),
     "isfinite": unary(formulas.is_finite),
     "nan_to_num": elementwise(_nan_to_num),
-    "logit": elementwise(_logit),
+    "logit": in_steps(_logit),
     "logical_not": unary(formulas.logical_not),
     "bitwise_not": unary(operator.invert),
     "invert": unary(operator.invert),
@@ -456,8 +486,8 @@ _TABLE: dict[str, Meaning] = {
     "hardswish": elementwise(_hardswish),
     "logsigmoid": unary(formulas.log_sigmoid),
     "log_sigmoid": unary(formulas.log_sigmoid),
-    "tanhshrink": unary(lambda x: x - _core.tanh(x)),
-    "softsign": unary(formulas.softsign),
+    "tanhshrink": in_steps(formulas.tanhshrink),
+    "softsign": in_steps(formulas.softsign),
     "elu": elementwise(_elu),
     "celu": elementwise(lambda input, alpha=1.0, inplace=False: formulas.celu(input, alpha)),
     "leaky_relu": elementwise(lambda input, negative_slope=0.01, inplace=False: formulas.leaky_relu(input, negative_slope)),
@@ -467,18 +497,18 @@ _TABLE: dict[str, Meaning] = {
     "softplus": elementwise(_softplus),
     "prelu": elementwise(lambda input, weight: formulas.leaky_relu(input, weight), 2),
     # functions of several
-    "add": elementwise(lambda input, other, *, alpha=1: input + (other if alpha == 1 else other * alpha), 2),
-    "sub": elementwise(lambda input, other, *, alpha=1: input - (other if alpha == 1 else other * alpha), 2),
-    "subtract": elementwise(lambda input, other, *, alpha=1: input - (other if alpha == 1 else other * alpha), 2),
-    "rsub": elementwise(lambda input, other, *, alpha=1: other - (input if alpha == 1 else input * alpha), 2),
+    "add": in_steps(lambda input, other, *, alpha=1, step: input + (other if alpha == 1 else step(other * step(_core.constant(alpha)))), 2),
+    "sub": in_steps(lambda input, other, *, alpha=1, step: input - (other if alpha == 1 else step(other * step(_core.constant(alpha)))), 2),
+    "subtract": in_steps(lambda input, other, *, alpha=1, step: input - (other if alpha == 1 else step(other * step(_core.constant(alpha)))), 2),
+    "rsub": in_steps(lambda input, other, *, alpha=1, step: other - (input if alpha == 1 else step(input * step(_core.constant(alpha)))), 2),
     "mul": binary(operator.mul),
     "multiply": binary(operator.mul),
     "div": _div,
     "divide": _div,
-    "true_divide": binary(_true_div),
-    "truediv": binary(_true_div),
-    "floor_divide": _divided(formulas.floor_divide),
-    "floordiv": _divided(formulas.floor_divide),
+    "true_divide": _divided(_true_div),
+    "truediv": _quotient,
+    "floor_divide": _floor_divide,
+    "floordiv": _floor_divide,
     "remainder": _divided(formulas.remainder),
     "mod": _divided(formulas.remainder),
     "fmod": _divided(formulas.fmod),
@@ -497,7 +527,7 @@ _TABLE: dict[str, Meaning] = {
     "logaddexp": binary(formulas.logaddexp),
     "logaddexp2": binary(formulas.logaddexp2),
     "hypot": binary(formulas.hypot),
-    "xlogy": binary(formulas.xlogy),
+    "xlogy": in_steps(formulas.xlogy, 2),
     "lerp": elementwise(lambda input, end, weight: formulas.lerp(input, end, weight), 3),
     "addcmul": elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * tensor1 * tensor2, 3),
     "addcdiv": elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * (tensor1 / tensor2), 3),
@@ -529,12 +559,12 @@ _TABLE: dict[str, Meaning] = {
     # reductions
     "sum": _reduction(formulas.total),
     "mean": _reduction(formulas.mean),
-    "prod": _reduction(formulas.product),
+    "prod": _reduction_in_steps(formulas.product),
     "amax": _reduction(formulas.largest),
     "amin": _reduction(formulas.smallest),
     "any": _reduction(formulas.any_of),
     "all": _reduction(formulas.all_of),
-    "logsumexp": _reduction(formulas.logsumexp),
+    "logsumexp": _reduction_in_steps(formulas.logsumexp),
     "count_nonzero": _reduction(lambda items: formulas.total([_core.to_boolean(x) for x in items])),
     "softmax": _along(formulas.softmax),
     "log_softmax": _along(formulas.log_softmax),
@@ -779,6 +809,12 @@ def _is_basic(index: Any) -> bool:
     return all(map(whole, index)) if isinstance(index, tuple) else whole(index)
 
 
+_RANDOM = frozenset(
+    "rand randn randint randperm normal bernoulli poisson multinomial rand_like randn_like randint_like rrelu gumbel_softmax uniform_ normal_ random_ "
+    "bernoulli_ exponential_ geometric_ cauchy_ log_normal_".split()
+)
+
+
 class _Mode(TorchFunctionMode):
     """Reads of captured tensors, torch functions that mix tensors and symbols, and elements that become Python values."""
 
@@ -789,6 +825,10 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name in _RANDOM:
+            raise questions.refused(
+                NotImplementedError(f"torch.{name} in a score or mask draws random numbers, which would be the same for all pairs; expected a captured tensor of them, or dropout_p")
+            )
         if name == "__getitem__" and isinstance(args[0], torch.Tensor) and symbolic(args[1]):
             try:
                 _check_transforms(self.tracer, "getitem")
@@ -896,6 +936,13 @@ class TorchTracer(CallTracer):
         if dtype == torch.bool and len(given) == 2:  # a comparison
             return torch.result_type(*[_meta_of(value) for value in given])
         return dtype
+
+    def operand(self, call: Call, value: Any, dtype: torch.dtype) -> Any:
+        """Beside tensors with dimensions, products and quotients of 16 bits take a number, or a tensor that is one, as it is."""
+        is_one = isinstance(value, (int, float, Number)) or (isinstance(value, torch.Tensor) and value.ndim == 0)
+        taken = call.name in ("mul", "multiply") or not (call.args and value is call.args[0])
+        as_it_is = is_one and taken and dtype in _SIXTEEN and call.name in _OF_NUMBERS and (len(call.result.shape) > 0 or call.name == "lerp")
+        return super().operand(call, value, torch.float32 if as_it_is else dtype)
 
     def held(self, number: int, dtype: torch.dtype) -> int:
         if not _is_integral(dtype):

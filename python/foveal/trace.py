@@ -6,6 +6,7 @@ symbols gives a read; what is left of its dimensions is unrolled into `Symbols`,
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import itertools
@@ -71,6 +72,7 @@ class Symbols(metaclass=questions.SymbolType):
     __bool__ = questions.truth
     __float__ = __int__ = __index__ = __complex__ = questions.no_number
     __array_function__ = numpy_on_symbols.refused
+    __array__ = questions.no_array
     __hash__ = questions.no_hash
     __reduce_ex__ = __copy__ = __deepcopy__ = questions.no_copy
 
@@ -623,12 +625,12 @@ class Tracer:
         try:
             with questions.answered(), questions.types_answered(handed, _is_the_users):
                 result = self.run(fn, arguments)
-        except IndexError as error:
-            if "valid indices" not in str(error):  # NumPy's and JAX's words for an index that is no number
+        except (IndexError, questions.NoArray) as error:
+            if isinstance(error, IndexError) and "valid indices" not in str(error):  # NumPy's and JAX's words for an index that is no number
                 raise
             raise TypeError(
-                f"{kind}: a symbol indexes an array that tracing cannot see, as it is made in the function or reached past its names; expected one "
-                "that the function captures by a name, or text that reads an array in params"
+                f"{kind}: a symbol indexes an array that tracing cannot see, as it is made in the function or reached past its names, or is to become an "
+                "array of NumPy's; expected one that the function captures by a name, or text that reads an array in params"
             ) from error
         result = _scalar(arrays.plain_number(result))
         if isinstance(result, Symbols):
@@ -775,15 +777,20 @@ def _check_types(fn: Any, arguments: Sequence[Any], rebind: bool) -> list[dict[s
         if id(value) in seen:
             continue
         seen.add(id(value))
+        if value is builtins:
+            raise TypeError("a score or mask hands on the module builtins, whose functions do not know what symbols stand for; expected them by their names")
         if value is type:
             raise TypeError("a score or mask has the builtin type() by a name of its own, which does not know what symbols stand for; expected type(x) itself, or isinstance()")
         if type(value) in (list, tuple, dict):
             left += value.values() if type(value) is dict else value
         elif isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
-            left += _captured_by(value)
+            left += [held for held in _captured_by(value) if held is not builtins]
             if isinstance(value, types.MethodType):
                 left.append(value.__self__)
             if isinstance(value, types.FunctionType):
+                if _is_the_users(value.__module__):
+                    questions.check_names(value.__code__)
+                    left += [builtins for names in guards.handed_on(value) if _named(value, names) is builtins]
                 scopes += _scope_of(value)
                 left += [type for names in guards.attributes_read(value) if _named(value, names) is type]
                 for of, against in guards.types_asked(value):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import warnings
 from typing import Any, Callable
 
 import torch
@@ -34,6 +35,35 @@ def register(name: str = "foveal") -> None:
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
     transformers_alibi.install(name, Mask, attention_forward)
+    if not _names:
+        setattr(PreTrainedModel, "post_init", _then_told(PreTrainedModel.post_init))
+    _names.add(name)
+
+
+_names: set[str] = set()  # that are registered
+
+
+def _then_told(method: Callable[..., Any]) -> Callable[..., Any]:
+    """As a model is made: transformers refuses 'sdpa' where the model does not take it, but no name that it does not know."""
+
+    @functools.wraps(method)
+    def told(self: PreTrainedModel) -> Any:
+        result = method(self)
+        chosen = getattr(self.config, "_attn_implementation", None)
+        if chosen in _names and not _takes_implementations(self):
+            warnings.warn(
+                f"{type(self).__name__}: attn_implementation={chosen!r} has no effect: this model computes attention in code of its own", UserWarning, stacklevel=3
+            )
+        return result
+
+    return told
+
+
+def _takes_implementations(model: PreTrainedModel) -> bool:
+    """Or has no attention."""
+    attentions = [type(module) for module in model.modules() if "Attention" in type(module).__name__]
+    known = getattr(model.config, "model_type", None) in transformers_alibi.MODEL_TYPES
+    return known or not attentions or any([_has_interface(kind.__module__) for kind in attentions])
 
 
 class Mask(BlockMask):

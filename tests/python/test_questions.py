@@ -265,6 +265,81 @@ def test_type_by_another_name_is_refused(name, where):
         attend(name, OTHER_NAMES[where](KINDS[name][1]))
 
 
+def imported_as(s, kind):
+    from builtins import type as f
+
+    return f(s) is kind
+
+
+def imported_whole(s, kind):
+    import builtins as B
+
+    return B.isinstance(s, kind)
+
+
+class Behind:
+    """Found as it is entered, as an attribute of an object."""
+
+    of = types.SimpleNamespace(imported=imported_as)
+
+
+PAST_NAMES = {
+    "getattr": lambda s, kind: getattr(builtins, "type")(s) is kind,
+    "vars": lambda s, kind: vars(builtins)["type"](s) is kind,
+    "__import__": lambda s, kind: __import__("builtins").type(s) is kind,
+    "importlib": lambda s, kind: importlib.import_module("builtins").type(s) is kind,
+    "__builtins__": lambda s, kind: __builtins__["type"](s) is kind,
+    "the class of a class": lambda s, kind: (5).__class__.__class__(s) is kind,
+    "the attribute": lambda s, kind: object.__getattribute__(s, "__class__") is kind,
+    "the check": lambda s, kind: kind.__instancecheck__(s),
+    "imported as": imported_as,
+    "imported whole": imported_whole,
+    "behind an object": lambda s, kind: Behind().of.imported(s, kind),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "numpy"])
+@pytest.mark.parametrize("where", PAST_NAMES)
+def test_builtins_past_their_names_are_refused(name, where):
+    """They gave what is so of a symbol, and the function went another way than on tensors."""
+    asked = PAST_NAMES[where]
+    if (name, where) == ("jax", "behind an object"):
+        pytest.skip("JAX traces such functions itself")
+    with pytest.raises(TypeError, match="foveal.attention: a score or mask (reaches Python's own functions by|hands on the module builtins)"):
+        attend(name, lambda s, b, h, i, j: s * 2 if asked(s + 0, KINDS[name][1]) else s)
+
+
+def test_builtins_by_their_names_are_not():
+    np.testing.assert_array_equal(attend("numpy", lambda s, b, h, i, j: s * builtins.max(1, 2)), attend("numpy", "2 * score"))
+
+
+ATTRIBUTES = "__array_priority__ __array__ __array_wrap__ __array_function__ __array_ufunc__ __score__ __index__ __iter__ _items _tracer _shape shape foo".split()
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+def test_attributes_are_those_of_tensors(attribute):
+    """Or the question is refused."""
+    torch = pytest.importorskip("torch")
+    expected = attend("torch", f"{2 if hasattr(torch.Tensor, attribute) else 3} * score")
+    asked = {
+        "hasattr": lambda s, b, h, i, j: s * 2 if hasattr(s, attribute) else s * 3,
+        "getattr": lambda s, b, h, i, j: s * 2 if getattr(s, attribute, None) is not None else s * 3,
+    }
+    for score_mod in asked.values():
+        if attribute == "__array_wrap__":
+            with pytest.raises(NotImplementedError, match="a symbol has none"):
+                attend("torch", score_mod)
+        else:
+            np.testing.assert_array_equal(attend("torch", score_mod), expected)
+    assert hasattr.__module__ == getattr.__module__ == "builtins"
+
+
+def test_symbols_are_no_arrays_of_numpys():
+    pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="foveal.attention: score_mod: a symbol .* is to become an array of NumPy's"):
+        attend("torch", lambda s, b, h, i, j: s * float(np.asarray(s).size))
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_type_stays_a_class(name):
     """To functions whose `type` is another one while they run."""

@@ -333,3 +333,37 @@ def test_results_have_the_class_of_what_a_score_reads():
     table = torch.randn(2).as_subclass(Tagged)
     assert type(foveal.torch.attention(q, k, v, lambda s, b, h, i, j: s * table[h])) is Tagged
     assert type(foveal.torch.attention(q, torch.nn.Parameter(k.detach()), v)) is torch.Tensor
+
+
+OF_THE_SCORES_DTYPE = {
+    "a branch": lambda table: lambda s, b, h, i, j: s * 2 if s.dtype == torch.float64 else s,
+    "a conversion": lambda table: lambda s, b, h, i, j: s + table[j].to(s.dtype),
+    "its precision": lambda table: lambda s, b, h, i, j: s + torch.finfo(s.dtype).bits * j,
+    "a tensor like it": lambda table: lambda s, b, h, i, j: s + torch.tensor([0.1, 0.2, 0.3], dtype=s.dtype)[j % 3],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OF_THE_SCORES_DTYPE)
+def test_a_module_knows_the_dtype_of_its_scores(name, dtype):
+    """It was made for float32, whatever q was. Where the function makes tensors, those of the other dtype are others: refused."""
+    table = torch.randn(7, dtype=torch.float64, generator=seeded(2))
+    score_mod, qkv = OF_THE_SCORES_DTYPE[name](table), tensors(1, 7, 2, 4, dtype=dtype, grad=False)
+    module = foveal.torch.Attention(score_mod)
+    try:
+        found = copy.deepcopy(module)(*qkv)
+    except NotImplementedError as error:
+        assert "foveal.torch.Attention: q: of float64" in str(error) and "reads other tensors" in str(error) and name == "a tensor like it"
+    else:
+        torch.testing.assert_close(found, foveal.torch.attention(*qkv, score_mod), rtol=0, atol=0)
+
+
+def test_a_module_of_one_dtype():
+    def score_mod(s, b, h, i, j):
+        assert s.dtype == torch.float32
+        return s * 2
+
+    module = foveal.torch.Attention(score_mod)
+    module(*tensors(1, 7, 2, 4, dtype=torch.float32))
+    with pytest.raises(NotImplementedError, match="foveal.torch.Attention: q: of float64, for whose scores score_mod could not be traced"):
+        module(*tensors(1, 7, 2, 4))

@@ -2,6 +2,7 @@
 
 import sys
 import unittest.mock
+import warnings
 
 import pytest
 import torch
@@ -412,3 +413,17 @@ def test_transformers_flex_attention_under_patch():
 
     assert integration.flex_attention is torch.nn.attention.flex_attention.flex_attention
     assert not integration.WrappedFlexAttention._instance._is_flex_compiled
+
+
+def test_models_that_take_no_implementation_are_told():
+    """DeBERTa went on with its own attention without a word."""
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    with pytest.warns(UserWarning, match="DebertaV2Model: attn_implementation='foveal' has no effect: this model computes attention in code of its own"):
+        hf.AutoModel.from_config(hf.DebertaV2Config(**sizes), attn_implementation="foveal")
+    foveal.transformers.register()  # again
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hf.AutoModel.from_config(hf.LlamaConfig(**sizes), attn_implementation="foveal")
+        hf.AutoModel.from_config(hf.DebertaV2Config(**sizes))
+        hf.AutoModel.from_config(hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1), attn_implementation="foveal")
+        hf.AutoModel.from_config(hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4), attn_implementation="foveal")

@@ -118,6 +118,8 @@ def _check_options(block_mask: Any, kernel_options: Any, return_aux: Any) -> Non
         raise TypeError(f"flex_attention: block_mask: found {type(block_mask).__name__}; expected a BlockMask, a mask_mod function or None")
     if kernel_options is not None and not isinstance(kernel_options, Mapping):
         raise TypeError(f"flex_attention: kernel_options: found {type(kernel_options).__name__}; expected a dict or None")
+    if kernel_options is not None and type(kernel_options.get("checked", False)) is not bool:
+        raise TypeError(f"flex_attention: kernel_options: found 'checked': {kernel_options['checked']!r}; expected True or False")
     if return_aux is not None and not isinstance(return_aux, torch_flex.AuxRequest):
         raise TypeError(f"flex_attention: return_aux: found {type(return_aux).__name__}; expected an AuxRequest or None")
 

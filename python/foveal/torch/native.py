@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..describe import Options, Rng, bind, describe
+from .._core import Expr
+from ..describe import Description, Options, Rng, bind, describe
 from ..doors import public
 from ..signatures import Arguments, Mask, Running, ScoreMod, Settings, check_flags, check_names, check_seeds, tokens
 from ..torch_trace import TorchTracer
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 _ACCEPTED = (*Arguments.__annotations__, "return_lse")
 
 
-_ATTRIBUTES = frozenset("names key _texts _sink _arguments _options _dropping_key".split())  # of an Attention's own
+_ATTRIBUTES = frozenset(
+    "names key _texts _sink _arguments _options _dropping_key "
+    "_wide_texts _wide_key _wide_dropping_key _not_wide".split()
+)  # of an Attention's own
 
 
 class Attention(torch.nn.Module):
@@ -34,8 +38,7 @@ class Attention(torch.nn.Module):
     def __init__(self, score_mod: ScoreMod = None, mask: Mask = None, *, options: Options = Options(), **arguments: Unpack[Settings]):
         super().__init__()
         check_names("Attention", arguments, (*Settings.__annotations__, "options"))
-        with torch.enable_grad():  # what no_grad() within the functions stops must be seen, wherever this is made
-            described = describe(score_mod, mask, tracer=TorchTracer(), **_settings(arguments))
+        described = _described(score_mod, mask, torch.float32, arguments)
         for param, array in zip(described.params, described.arrays):
             if param.name in _ATTRIBUTES or hasattr(self, param.name):
                 raise ValueError(f"Attention: params: {param.name!r} is an attribute of the module itself; expected another name")
@@ -44,7 +47,13 @@ class Attention(torch.nn.Module):
             else:
                 self.register_buffer(param.name, array, persistent=False)
         self.names = tuple([param.name for param in described.params])
-        self._texts = tuple([None if expr is None else repr(expr) for expr in (described.score_mod, described.mask)])
+        self._texts = self._wide_texts = _texts_of(described)
+        self._not_wide = None  # why it does not take q of float64
+        if callable(score_mod) and not isinstance(score_mod, Expr):
+            try:
+                self._wide_texts = _texts_of(_alike(described, _described(score_mod, mask, torch.float64, arguments)))
+            except Exception as error:  # of a function that is not made for it
+                self._not_wide = str(error)
         self._sink = None if described.sink is None else described.sink.name
         self._arguments = {name: value for name, value in _settings(arguments).items() if name not in ("params", "sink")}
         self._options = options
@@ -53,11 +62,14 @@ class Attention(torch.nn.Module):
     def _bind(self) -> None:
         """The keys of its programs, from text: the same in every process."""
         given = {"params": {name: getattr(self, name) for name in self.names}, "sink": None if self._sink is None else getattr(self, self._sink)}
-        keys = []
-        for dropout_p in (self._arguments.get("dropout_p", 0.0), 0.0):
-            described = describe(*self._texts, tracer=TorchTracer(), **{**self._arguments, **given, "dropout_p": dropout_p})
-            keys.append(bind(described, self._options).program.key)
-        self._dropping_key, self.key = keys
+
+        def key(texts: tuple[str | None, ...], dropout_p: float) -> str:
+            described = describe(*texts, tracer=TorchTracer(), **{**self._arguments, **given, "dropout_p": dropout_p})
+            return bind(described, self._options).program.key
+
+        dropout_p = self._arguments.get("dropout_p", 0.0)
+        self.key, self._wide_key = (key(texts, 0.0) for texts in (self._texts, self._wide_texts))
+        self._dropping_key, self._wide_dropping_key = (key(texts, dropout_p) for texts in (self._texts, self._wide_texts))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -88,11 +100,15 @@ class Attention(torch.nn.Module):
             check_flags("Attention", return_lse=return_lse)
         captured = [getattr(self, name) for name in self.names]
         drops = self.training and self._dropping_key != self.key
+        wide = isinstance(q, Tensor) and q.dtype == torch.float64
+        if wide and self._not_wide is not None:
+            raise NotImplementedError(f"Attention: q: of float64, for whose scores score_mod could not be traced: {self._not_wide}")
+        key = (self._wide_dropping_key if wide else self._dropping_key) if drops else self._wide_key if wide else self.key
         rng = _rng(seed, offset, rng_state, q.device) if drops else Rng()
         lengths = cu_seqlens
         if block_table is not None or seqlens_kv is not None:
             lengths = tokens("Attention", cu_seqlens, block_table, seqlens_kv)
-        out, lse = call(self._dropping_key if drops else self.key, captured, q, k, v, lengths, max_seqlens, rng)
+        out, lse = call(key, captured, q, k, v, lengths, max_seqlens, rng)
         return (out, lse) if return_lse else out
 
 
@@ -103,6 +119,25 @@ class Attention(torch.nn.Module):
         @overload
         def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **arguments: Unpack[Running]) -> tuple[Tensor, Tensor]: ...
         def __call__(self, *args: Any, **arguments: Any) -> Any: ...
+
+
+def _described(score_mod: ScoreMod, mask: Mask, score_dtype: torch.dtype, arguments: Settings) -> Description:
+    """For q of this dtype, which is that of the scores."""
+    with torch.enable_grad():  # what no_grad() within the functions stops must be seen, wherever this is made
+        return describe(score_mod, mask, tracer=TorchTracer.like(torch.device("cpu"), score_dtype)(), **_settings(arguments))
+
+
+def _texts_of(described: Description) -> tuple[str | None, ...]:
+    return tuple([None if expr is None else repr(expr) for expr in (described.score_mod, described.mask)])
+
+
+def _alike(of_float32: Description, of_float64: Description) -> Description:
+    """The latter, which must read the same tensors, or equal ones that the function makes as it runs."""
+    pairs = zip(of_float32.arrays, of_float64.arrays)
+    same = len(of_float32.arrays) == len(of_float64.arrays) and all([a is b or (a.dtype == b.dtype and torch.equal(a, b)) for a, b in pairs])
+    if not same:
+        raise NotImplementedError("it reads other tensors than of float32 scores; expected the same, or foveal.torch.attention()")
+    return of_float64
 
 
 def _settings(arguments: Settings) -> dict[str, Any]:
