@@ -89,13 +89,18 @@ void run(Options options) {
   for (const std::string& arch : options.archs) cuda::multiprocessors_of(arch);  // throws for an unknown one
   std::sort(options.archs.begin(), options.archs.end(), newest_first);
   std::sort(options.multiprocessors.rbegin(), options.multiprocessors.rend());
+  for (const problem::Line& line : lines)
+    FOVEAL_CHECK(line.options.backend.empty() || line.options.backend == "cuda", "emit: backend=", line.options.backend, "; expected cuda");
+  cuda::EmittedC emitted;  // before anything is written, as it may be refused
+  if (!options.launcher.empty()) {
+    std::vector<cuda::EmittedPass> passes;
+    for (std::size_t i = 0; i < lines.size(); ++i) passes.push_back({names[i], record(lines[i], options)});
+    emitted = cuda::emit_c(passes, options.launcher);
+  }
   std::filesystem::create_directories(options.folder);
   std::map<std::string, std::string> stems;
   for (const problem::Line& line : lines) write_sources(line, options, stems);
   if (options.launcher.empty()) return;
-  std::vector<cuda::EmittedPass> passes;
-  for (std::size_t i = 0; i < lines.size(); ++i) passes.push_back({names[i], record(lines[i], options)});
-  const cuda::EmittedC emitted = cuda::emit_c(passes, options.launcher);
   write(std::filesystem::path(options.folder) / (options.launcher + ".h"), emitted.header);
   write(std::filesystem::path(options.folder) / (options.launcher + ".c"), emitted.source);
 }
