@@ -253,6 +253,11 @@ class Along:
     count: int
 
 
+def nearest(index: Any, count: int) -> Any:
+    """The index of an element of part of a dimension: a read takes the nearest of the whole array. What lengths decide of it is not computed."""
+    return _core.where(index < 0, 0, _core.where(index >= count, count - 1, index))
+
+
 class Capture(metaclass=questions.SymbolType):
     """An array seen from inside a traced function, and where it was indexed so far."""
 
@@ -330,7 +335,7 @@ class Capture(metaclass=questions.SymbolType):
                     raise IndexError("a slice leaves nothing of a new dimension of a captured array")
                 order.append(axis)
             elif axis is not None:
-                axes[axis] = At(self._one(i, along))
+                axes[axis] = At(self._one(i, along, self._array.shape[axis]))
         return self._part(axes, order)
 
     def _part(self, axes: Sequence[Any], order: Sequence[int | None]) -> Any:
@@ -342,13 +347,13 @@ class Capture(metaclass=questions.SymbolType):
         return Capture(self._tracer, self._array, self._axes, self._order, True)
 
     @staticmethod
-    def _one(index: Any, along: Along) -> Any:
+    def _one(index: Any, along: Along, extent: int) -> Any:
         if isinstance(index, int):
             if not -along.count <= index < along.count:
                 raise IndexError(f"index {index} is out of range for a dimension of size {along.count} of a captured array")
             return along.start + along.step * (index % along.count)
         index = _core.wrapped_index(index, along.count)
-        return index if (along.start, along.step) == (0, 1) else index * along.step + along.start
+        return index if along == Along(0, 1, extent) else nearest(index, along.count) * along.step + along.start
 
     def _gathered(self, given: list[Any]) -> Any:
         """Arrays among the indices: as in NumPy and torch they are broadcast, and their dimensions stand where the first of them stood, or
