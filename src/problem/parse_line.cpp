@@ -274,7 +274,6 @@ struct Keyword {
   std::string_view shown;  ///< with '=' if it takes a value
   void (*parse)(const Token& token, Draft& draft);
   When when = When::middle;
-  std::optional<Pass> pass = std::nullopt;  ///< the only one that it has a meaning for
   std::string_view key() const { return shown.substr(0, shown.find('=')); }
 };
 using T = const Token&;
@@ -308,9 +307,9 @@ constexpr Keyword keywords[] = {
     {"checked", [](T, D d) { d.line.attention.checked = true; }},
     {"q_offset=", [](T t, D d) { d.line.attention.q_offset = number<std::int64_t>(t); }},
     {"kv_offset=", [](T t, D d) { d.line.attention.kv_offset = number<std::int64_t>(t); }},
-    {"no_lse", [](T, D d) { d.line.lse = false; }, When::middle, Pass::forward},
-    {"dlse", [](T, D d) { d.line.dlse = true; }, When::middle, Pass::backward},
-    {"grads=", [](T t, D d) { parse_grads(t, d.line); }, When::middle, Pass::backward},
+    {"no_lse", [](T, D d) { d.line.lse = false; }},
+    {"dlse", [](T, D d) { d.line.dlse = true; }},
+    {"grads=", [](T t, D d) { parse_grads(t, d.line); }},
     {"seed=", [](T t, D d) { d.line.seed = number<std::uint64_t>(t); }, When::early},
     {"inputs=",
      [](T t, D d) {
@@ -373,12 +372,10 @@ bool parse_word(const Token& token, Draft& d) {
   }
 }
 
-void parse_keyword(const Token& token, When when, bool both, Draft& d) {
+void parse_keyword(const Token& token, When when, Draft& d) {
   const auto row = std::ranges::find(keywords, token.key, &Keyword::key);
   if (row != std::end(keywords)) {
-    const bool meant = !row->pass || *row->pass == d.line.pass;
-    if (!meant && !both) fail_at(token, "has no meaning for a ", to_string(d.line.pass), " pass");
-    if (meant && row->when == when) row->parse(token, d);
+    if (row->when == when) row->parse(token, d);
   } else if (when == When::middle) {
     std::string names;
     for (const Keyword& keyword : keywords) names += base::join(names.empty() ? "" : ", ", keyword.shown);
@@ -457,13 +454,12 @@ DType default_dtype(Type type, DType problem) {
 
 namespace {
 
-/// both: the tokens are of a line for both passes, of which this is one.
-Line parsed(std::vector<Token> tokens, bool both) {
+Line parsed(std::vector<Token> tokens) {
   Draft draft;
   draft.given = subjects_of(tokens);
   std::erase_if(tokens, [&](const Token& token) { return parse_word(token, draft); });
   for (const When when : {When::early, When::middle, When::late})
-    for (const Token& token : tokens) parse_keyword(token, when, both, draft);
+    for (const Token& token : tokens) parse_keyword(token, when, draft);
   if (draft.line.paged() || !draft.seqlens_kv.empty()) settle_seqlens_kv(draft);
   if (draft.line.varlen) settle_lengths(draft);
   if (draft.line.paged()) settle_pages(draft.line);
@@ -472,7 +468,7 @@ Line parsed(std::vector<Token> tokens, bool both) {
 
 }  // namespace
 
-Line parse_line(std::string_view text) { return parsed(tokens_of(text), false); }
+Line parse_line(std::string_view text) { return parsed(tokens_of(text)); }
 
 std::vector<Line> parse_lines(std::string_view text) {
   std::vector<Token> tokens = tokens_of(text);
@@ -480,7 +476,7 @@ std::vector<Line> parse_lines(std::string_view text) {
   std::vector<Line> lines;
   for (const std::string_view pass : {"forward", "backward"}) {
     tokens.front().key = pass;
-    lines.push_back(parsed(tokens, true));
+    lines.push_back(parsed(tokens));
   }
   return lines;
 }

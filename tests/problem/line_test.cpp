@@ -139,19 +139,18 @@ INSTANTIATE_TEST_SUITE_P(
 /// What a line says twice, or says without a meaning, was dropped without a word.
 INSTANTIATE_TEST_SUITE_P(
     Contradictions, WrongLine,
-    testing::Values(
-        Wrong{"forward backward", "column 9: backward: the line has given pass before"},
-        Wrong{"f32 bf16", "bf16: the line has given dtype before"}, Wrong{"b1 q4 b2", "column 7: b2: the line has given b before"},
-        Wrong{"scale=1 scale=2", "scale: the line has given scale before; expected it once"},
-        Wrong{"lengths=3 lengths=4", "the line has given lengths before"}, Wrong{"strides=q:1,1,1,1;q:2,1,1,1", "'q' given twice"},
-        Wrong{"checked checked", "the line has given checked before"},
-        Wrong{"param=\"x: real[2] f32 f64\"", "'f64' in 'x: real[2] f32 f64'; expected one dtype, one fill, one grad"},
-        Wrong{"param=\"x: real[2] normal(1) arange\"", "'arange' in"}, Wrong{"param=\"x: real[2] grad grad=f64\"", "'grad=f64' in"},
-        Wrong{"forward dlse", "dlse: has no meaning for a forward pass"},
-        Wrong{"forward grads=dq", "grads: has no meaning for a forward pass"},
-        Wrong{"backward no_lse", "no_lse: has no meaning for a backward pass"}, Wrong{"lengths=3 b2", "b2 and 1 lengths; expected as many"},
-        Wrong{"lengths=3 total=3", "lengths= and total="}, Wrong{"device=cpu:3", "expected cpu, cuda or cuda:N"},
-        Wrong{"device=cuda:-1", "expected cpu, cuda or cuda:N"}, Wrong{"sample=-3", "'-3'; expected 0 or more"}));
+    testing::Values(Wrong{"forward backward", "column 9: backward: the line has given pass before"},
+                    Wrong{"f32 bf16", "bf16: the line has given dtype before"},
+                    Wrong{"b1 q4 b2", "column 7: b2: the line has given b before"},
+                    Wrong{"scale=1 scale=2", "scale: the line has given scale before; expected it once"},
+                    Wrong{"lengths=3 lengths=4", "the line has given lengths before"},
+                    Wrong{"strides=q:1,1,1,1;q:2,1,1,1", "'q' given twice"}, Wrong{"checked checked", "the line has given checked before"},
+                    Wrong{"param=\"x: real[2] f32 f64\"", "'f64' in 'x: real[2] f32 f64'; expected one dtype, one fill, one grad"},
+                    Wrong{"param=\"x: real[2] normal(1) arange\"", "'arange' in"},
+                    Wrong{"param=\"x: real[2] grad grad=f64\"", "'grad=f64' in"},
+                    Wrong{"lengths=3 b2", "b2 and 1 lengths; expected as many"}, Wrong{"lengths=3 total=3", "lengths= and total="},
+                    Wrong{"device=cpu:3", "expected cpu, cuda or cuda:N"}, Wrong{"device=cuda:-1", "expected cpu, cuda or cuda:N"},
+                    Wrong{"sample=-3", "'-3'; expected 0 or more"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Fills, WrongLine,
