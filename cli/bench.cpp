@@ -15,6 +15,7 @@
 #include "peaks.h"
 #include "problem/case_data.h"
 #include "unfused.h"
+#include "validators.h"
 
 namespace foveal::cli {
 namespace {
@@ -167,7 +168,7 @@ void add_bench(CLI::App& app) {
       app.add_subcommand("bench", "Time problem lines: median, spread, GFLOP/s, share of peak, and the unfused computation");
   const auto options = std::make_shared<Options>();
   add_line_options(*command, options->lines);
-  command->add_option("--seconds", options->seconds, "of measuring for each line")->capture_default_str();
+  command->add_option("--seconds", options->seconds, "of measuring for each line")->check(not_negative())->capture_default_str();
   command->add_flag("!--no-verify", options->verify, "time without checking the results first (the reference is slow on large problems)");
   command->add_flag("!--no-unfused", options->unfused, "leave out the unfused computation");
   command->add_option("--json", options->json, "write all figures to this file");

@@ -11,6 +11,7 @@
 #include "json.h"
 #include "lines.h"
 #include "problem/random_line.h"
+#include "validators.h"
 
 namespace foveal::cli {
 namespace {
@@ -104,15 +105,16 @@ void run(const Options& options) {
 void add_check(CLI::App& app) {
   CLI::App* command = app.add_subcommand("check", "Verify problem lines against the fp64 reference");
   const auto options = std::make_shared<Options>();
+  constexpr std::uint64_t most = INT64_MAX;
   add_line_options(*command, options->lines);
-  command->add_option("--random", options->random, "this many random problems")->check(CLI::NonNegativeNumber);
-  command->add_option("--seed", options->seed, "number of the first random problem")->capture_default_str();
+  command->add_option("--random", options->random, "this many random problems")->check(whole_number(0, most));
+  command->add_option("--seed", options->seed, "number of the first random problem")->check(whole_number())->capture_default_str();
   command
       ->add_option("--sample", options->sample,
                    "look at this many queries of each line (sample=N): for lengths at which the reference is slow")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0, most));
   command->add_option("--json", options->json, "write every error and bound to this file");
-  command->add_option("--seconds", options->limit, "stop after this time")->check(CLI::NonNegativeNumber);
+  command->add_option("--seconds", options->limit, "stop after this time")->check(not_negative());
   command->add_flag("-q,--quiet", options->quiet, "print only what does not pass, and the counts");
   command->callback([options] { run(*options); });
 }

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <map>
+#include <span>
 
 #include "base/check.h"
 #include "command.h"
@@ -12,8 +12,10 @@
 #include "cuda/jit/compile.h"
 #include "cuda/kernels_of.h"
 #include "cuda/recording.h"
+#include "files/files.h"
 #include "lines.h"
 #include "problem/line_problem.h"
+#include "validators.h"
 
 namespace foveal::cli {
 namespace {
@@ -27,9 +29,8 @@ struct Options {
 };
 
 void write(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  if (!out.flush()) base::fail(ErrorCode::device, "emit: cannot write ", path.string());
+  const auto bytes = std::as_bytes(std::span(text));
+  write_file({bytes.begin(), bytes.end()}, path.string());
   fmt::print("{}\n", path.string());
 }
 
@@ -88,13 +89,18 @@ void run(Options options) {
   for (const std::string& arch : options.archs) cuda::multiprocessors_of(arch);  // throws for an unknown one
   std::sort(options.archs.begin(), options.archs.end(), newest_first);
   std::sort(options.multiprocessors.rbegin(), options.multiprocessors.rend());
+  for (const problem::Line& line : lines)
+    FOVEAL_CHECK(line.options.backend.empty() || line.options.backend == "cuda", "emit: backend=", line.options.backend, "; expected cuda");
+  cuda::EmittedC emitted;  // before anything is written, as it may be refused
+  if (!options.launcher.empty()) {
+    std::vector<cuda::EmittedPass> passes;
+    for (std::size_t i = 0; i < lines.size(); ++i) passes.push_back({names[i], record(lines[i], options)});
+    emitted = cuda::emit_c(passes, options.launcher);
+  }
   std::filesystem::create_directories(options.folder);
   std::map<std::string, std::string> stems;
   for (const problem::Line& line : lines) write_sources(line, options, stems);
   if (options.launcher.empty()) return;
-  std::vector<cuda::EmittedPass> passes;
-  for (std::size_t i = 0; i < lines.size(); ++i) passes.push_back({names[i], record(lines[i], options)});
-  const cuda::EmittedC emitted = cuda::emit_c(passes, options.launcher);
   write(std::filesystem::path(options.folder) / (options.launcher + ".h"), emitted.header);
   write(std::filesystem::path(options.folder) / (options.launcher + ".c"), emitted.source);
 }
@@ -109,15 +115,18 @@ void add_emit(CLI::App& app) {
   command->add_option("--arch", options->archs, "sm_80, sm_86, sm_89, sm_90a, ...; several: sm_80,sm_90")->required()->delimiter(',');
   command->add_option("-o,--out", options->folder, "Folder to write to")->required();
   command->add_flag("--cubin", options->cubin, "Machine code too (needs NVRTC)");
-  command->add_option("--launcher", options->launcher,
-                      "NAME.h and NAME.c too: machine code and its launches as C for a program without foveal and NVRTC (needs NVRTC now)");
+  CLI::Option* launcher = command->add_option(
+      "--launcher", options->launcher,
+      "NAME.h and NAME.c too: machine code and its launches as C for a program without foveal and NVRTC (needs NVRTC now)");
   command
       ->add_option("--names", options->names,
                    "The launcher's function of each line, NAME_forward, NAME_backward, NAME_forward_2, ... by default")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->needs(launcher);
   command->add_option("--sms", options->multiprocessors, "Multiprocessors of the devices; default: those of each architecture's cards")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->needs(launcher)
+      ->check(whole_number(1, INT32_MAX));
   command->callback([options] { run(*options); });
 }
 

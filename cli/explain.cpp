@@ -14,6 +14,7 @@
 #include "mask_picture.h"
 #include "problem/case_data.h"
 #include "problem/line_problem.h"
+#include "validators.h"
 
 namespace foveal::cli {
 namespace {
@@ -27,6 +28,7 @@ struct Options {
   bool draw = false;
   std::string png, tile;             ///< tile "": the plan's
   std::int64_t batch = 0, head = 0;  ///< to draw
+  std::vector<CLI::Option*> of_drawing;
 };
 
 /// "128x64": tiles of 128 queries and 64 keys, not assigned to tasks.
@@ -94,6 +96,8 @@ void run(const Options& options) {
   FOVEAL_CHECK(options.context.ranks == 1 || !options.as_json, "explain: --json is not for --ranks");
   FOVEAL_CHECK(options.png.empty() || lines.size() == 1, "explain: --png for ", lines.size(), " problem lines; expected one");
   FOVEAL_CHECK(!options.draw || !options.as_json, "explain: --json is not for --draw; --png is");
+  for (const CLI::Option* option : options.of_drawing)
+    FOVEAL_CHECK(option->count() == 0 || options.draw || !options.png.empty(), "explain: ", option->get_name(), " without --draw or --png");
   if (options.context.ranks > 1) {
     for (const problem::Line& line : lines) fmt::print("{}\n", explain_context(line, options));
     return;
@@ -123,16 +127,22 @@ void add_explain(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   add_line_options(*command, options->lines);
   command->add_flag("--json", options->as_json, "as JSON");
-  command->add_option("--ranks", options->context.ranks, "how so many ranks would share the problem (context parallelism)");
-  command->add_option("--head-groups", options->context.head_groups, "with --ranks: shares of the heads; 0: picked");
-  command->add_option("--deal", options->deal, "with --ranks: automatic, contiguous, zigzag or pieces");
-  command->add_option("--machine", options->machine, "with --ranks: nvlink (hosts of 8) or network (hosts of 1)");
-  command->add_option("--unit", options->unit, "with --ranks: tokens of a tile side");
-  command->add_flag("--draw", options->draw, "the mask as the plan's tiles, one character each, and which task takes them");
-  command->add_option("--png", options->png, "the same as a picture, to this file");
-  command->add_option("--tile", options->tile, "with --draw and --png: queries x keys of a tile, instead of the plan's");
-  command->add_option("--batch", options->batch, "with --draw and --png: which batch");
-  command->add_option("--head", options->head, "with --draw and --png: which query head");
+  CLI::Option* ranks =
+      command->add_option("--ranks", options->context.ranks, "how so many ranks would share the problem (context parallelism)")
+          ->check(whole_number(1, INT32_MAX));
+  command->add_option("--head-groups", options->context.head_groups, "with --ranks: shares of the heads; 0: picked")->needs(ranks);
+  command->add_option("--deal", options->deal, "with --ranks: automatic, contiguous, zigzag or pieces")->needs(ranks);
+  command->add_option("--machine", options->machine, "with --ranks: nvlink (hosts of 8) or network (hosts of 1)")->needs(ranks);
+  command->add_option("--unit", options->unit, "with --ranks: tokens of a tile side")->needs(ranks);
+  command->add_flag("--draw", options->draw, "the mask as the plan's tiles, one character each, and which task takes them")
+      ->excludes(ranks);
+  command->add_option("--png", options->png, "the same as a picture, to this file")->excludes(ranks);
+  for (CLI::Option* option : {
+           command->add_option("--tile", options->tile, "with --draw and --png: queries x keys of a tile, instead of the plan's"),
+           command->add_option("--batch", options->batch, "with --draw and --png: which batch"),
+           command->add_option("--head", options->head, "with --draw and --png: which query head"),
+       })
+    options->of_drawing.push_back(option);
   command->callback([options] { run(*options); });
 }
 

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "command.h"
+#include "validators.h"
 
 namespace foveal::cli {
 namespace {
@@ -16,6 +17,7 @@ std::vector<std::string> read_suite(const std::string& path) {
   FOVEAL_CHECK(file, path, ": cannot be opened");
   std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) lines.push_back(line);
+  FOVEAL_CHECK(file.eof() && !file.bad(), path, ": cannot be read");
   return lines;
 }
 
@@ -42,7 +44,10 @@ problem::Line with_dtype(problem::Line line, DType dtype) {
 }
 
 std::vector<std::string> cpu_targets(const std::vector<std::string>& asked) {
-  if (asked != std::vector<std::string>{"all"}) return asked;
+  if (asked != std::vector<std::string>{"all"}) {
+    FOVEAL_CHECK(std::ranges::find(asked, "all") == asked.end(), "--target: all beside others; expected it alone");
+    return asked;
+  }
   std::vector<std::string> names;
   for (const TargetInfo& target : targets()) {
     if (target.backend == "cpu" && target.available) names.push_back(target.target);
@@ -64,18 +69,14 @@ void add_line_options(CLI::App& command, LineOptions& options) {
       ->delimiter(',')
       ->allow_extra_args(false);
   command.add_option("--backend", options.plan.backend, "reference, cpu or cuda; default: the first that can");
-  command.add_option("--threads", options.plan.threads, "CPU threads; default: all")->check(CLI::NonNegativeNumber);
+  command.add_option("--threads", options.plan.threads, "CPU threads; default: all")->check(whole_number(0, 4096));
 }
 
 std::vector<problem::Line> read_lines(const LineOptions& options) {
   std::vector<problem::Line> lines;
   const auto take = [&](const std::string& text) {
     if (is_comment(text) || text.find(options.match) == std::string::npos) return;
-    if (constexpr std::string_view both = "both "; text.rfind(both, 0) == 0) {
-      for (const char* pass : {"forward ", "backward "}) lines.push_back(problem::parse_line(pass + text.substr(both.size())));
-    } else {
-      lines.push_back(problem::parse_line(text));
-    }
+    std::ranges::move(problem::parse_lines(text), std::back_inserter(lines));
   };
   for (const std::string& text : options.lines) take(text);
   for (const std::string& path : options.suites) {

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "command.h"
+#include "validators.h"
 
 namespace foveal::cli {
 namespace {
@@ -56,9 +57,14 @@ int run(int argc, char** argv) {
 void add_plan_options(CLI::App& command, PlanOptions& options) {
   command.add_option("--backend", options.backend, "reference, cpu or cuda; default: the first that can");
   command.add_option("--target", options.target, "scalar, avx2, avx512, avx512bf16, amx, sm80, sm90; default: the best here");
-  command.add_option("--threads", options.threads, "CPU threads; default: all")->check(CLI::NonNegativeNumber);
+  command.add_option("--threads", options.threads, "CPU threads; default: all")->check(whole_number(0, 4096));
 }
 
 }  // namespace foveal::cli
 
-int main(int argc, char** argv) { return foveal::cli::run(argc, argv); }
+int main(int argc, char** argv) {
+  const int code = foveal::cli::run(argc, argv);
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::perror("foveal: standard output");
+  return foveal::cli::exit_failure;
+}

@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "base/check.h"
 #include "command.h"
 #include "files/files.h"
 #include "problem/call.h"
+#include "score/node.h"
+#include "validators.h"
 
 namespace foveal::cli {
 namespace {
@@ -80,9 +83,40 @@ std::optional<Paged> paged_of(Inputs& inputs) {
   return Paged{.block_table = inputs.view("block_table"), .seqlens_kv = inputs.view("seqlens_kv")};
 }
 
-bool wants_gradient(const Options& options, const Tensor& tensor) {
-  if (options.gradients.empty()) return is_floating(tensor.dtype);
+/// Adds the names of the parameters that an expression reads.
+void add_reads(const Expr& expr, std::set<std::string>& names) {
+  std::set<const scoring::Node*> seen;
+  std::vector<const scoring::Node*> open{expr.node().get()};
+  while (!open.empty()) {
+    const scoring::Node* const node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    if (node->op == scoring::Op::read) names.insert(node->param->name);
+    for (const auto& arg : node->args) open.push_back(arg.get());
+  }
+}
+
+std::set<std::string> reads_of(const Attention& attention) {
+  std::set<std::string> names;
+  for (const Expr& expr : {attention.score_mod, attention.mask}) add_reads(expr, names);
+  if (attention.sink) names.insert(attention.sink->name());
+  return names;
+}
+
+/// Whether the gradient of a parameter is wanted: of those named, or of all floating ones that are read.
+bool wants_gradient(const Options& options, const Tensor& tensor, const std::set<std::string>& reads) {
+  if (options.gradients.empty()) return is_floating(tensor.dtype) && reads.contains(tensor.name);
   return std::ranges::find(options.gradients, tensor.name) != options.gradients.end();
+}
+
+/// What only a backward pass takes, without dout, which asks for one; and gradients of what is no parameter.
+void check_backward_only(const Options& options, Inputs& inputs, const std::vector<Param>& params) {
+  for (const std::string& name : options.gradients)
+    FOVEAL_CHECK(std::ranges::find(params, name, &Param::name) != params.end(), "--grad ", name,
+                 ": no parameter of this name in the inputs");
+  if (inputs.has("dout")) return;
+  FOVEAL_CHECK(!inputs.has("dlse"), "dlse: there is no dout; expected both or none");
+  FOVEAL_CHECK(options.gradients.empty(), "--grad ", options.gradients.front(), ": there is no dout; expected one for a backward pass");
 }
 
 void run(const Options& options) {
@@ -104,7 +138,8 @@ void run(const Options& options) {
   attention.dropout_p = options.dropout_p;
   attention.determinism = options.reproducible ? Determinism::reproducible : Determinism::fast;
   attention.checked = options.checked;
-  for (const std::string& name : options.gradients) inputs.at(name);
+  check_backward_only(options, inputs, declared);
+  const std::set<std::string> reads = reads_of(attention);
 
   const Tensor &q = inputs.at("q"), &v = inputs.at("v");
   const bool packed = inputs.has("cu_seqlens_q") || inputs.has("cu_seqlens_kv");
@@ -155,7 +190,7 @@ void run(const Options& options) {
         .dq = make("dq", q.dtype, q.shape), .dk = make("dk", q.dtype, inputs.at("k").shape), .dv = make("dv", q.dtype, v.shape)};
     for (const ParamBinding& binding : bound) {
       const Tensor& tensor = inputs.at(binding.param.name());
-      if (!wants_gradient(options, tensor)) continue;
+      if (!wants_gradient(options, tensor, reads)) continue;
       const DType dtype = tensor.dtype == DType::f64 ? DType::f64 : DType::f32;
       backward_outputs.dparams.push_back({binding.param, make("d" + tensor.name, dtype, tensor.shape)});
     }
@@ -167,6 +202,8 @@ void run(const Options& options) {
   write_tensors(results, options.output);
   if (options.quiet) return;
   for (const Tensor& tensor : results) fmt::print("{:<12} {}\n", tensor.name, Tensor(tensor).view().describe());
+  for (const Param& param : declared)
+    if (!reads.contains(param.name())) fmt::print("{:<12} is not read: neither the score nor the mask names it\n", param.name());
   fmt::print("kernels      {}\n", kernels);
 }
 
@@ -189,9 +226,9 @@ void add_run(CLI::App& app) {
       ->delimiter(',')
       ->allow_extra_args(false);
   command->add_option("--scale", options->scale, "of q . k; default: 1 / sqrt(head_dim)");
-  command->add_option("--dropout", options->dropout_p, "probability");
-  command->add_option("--dropout-seed", options->rng.seed);
-  command->add_option("--dropout-offset", options->rng.offset);
+  CLI::Option* dropout = command->add_option("--dropout", options->dropout_p, "probability");
+  command->add_option("--dropout-seed", options->rng.seed)->needs(dropout)->check(whole_number());
+  command->add_option("--dropout-offset", options->rng.offset)->needs(dropout)->check(whole_number());
   command->add_flag("--reproducible", options->reproducible, "the same bits from run to run");
   command->add_flag("--checked", options->checked, "verify every index into a parameter");
   command->add_flag("-q,--quiet", options->quiet, "print nothing");

@@ -16,6 +16,7 @@
 #include "cuda/tune/tuned.h"
 #include "lines.h"
 #include "problem/problem.h"
+#include "validators.h"
 
 namespace foveal::cli {
 namespace {
@@ -191,7 +192,7 @@ void add_tune(CLI::App& app) {
       app.add_subcommand("tune", "Times every legal configuration of a problem's GPU kernels on the device that is there, and ranks them");
   const auto options = std::make_shared<Options>();
   add_line_options(*command, options->lines);
-  command->add_option("--seconds", options->seconds, "Of each configuration's measurement")->check(CLI::PositiveNumber);
+  command->add_option("--seconds", options->seconds, "Of each configuration's measurement")->check(CLI::PositiveNumber & not_negative());
   command->add_option("--write", options->write, "Append the fastest to this file, which the library reads as FOVEAL_TUNED=FILE");
   command->callback([options] { run(*options); });
 }

@@ -37,9 +37,14 @@ class Staged {
     for (const auto& [fresh, path] : files_) fs::remove(fresh, ignored);
   }
 
+  // A link stays, and what is no file (/dev/stdout, a pipe) cannot be replaced: it is written at once.
   void write(const std::string& path, const std::vector<std::byte>& bytes) {
-    const std::string fresh = path + ".unfinished";
-    files_.emplace_back(fresh, path);
+    std::error_code error;
+    const fs::file_status found = fs::status(path, error);
+    const bool other = fs::exists(found) && !fs::is_regular_file(found);
+    const std::string real = fs::is_regular_file(found) ? fs::canonical(path).string() : path;
+    const std::string fresh = other ? path : real + ".unfinished";
+    if (!other) files_.emplace_back(fresh, real);
     std::ofstream file(fresh, std::ios::binary);
     file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     file.close();

@@ -72,6 +72,7 @@ def describe(
     params: names for captured arrays, and the arrays that a text expression reads.
     """
     tracer = tracer or Tracer()
+    tracer.checked = _flag("checked", checked)
     for name, array in {**(params or {}), **({} if sink is None else {"sink": sink})}.items():
         if not arrays.is_array(array):
             raise TypeError(f"attention: {name}: found {_found(array)}; expected an array")

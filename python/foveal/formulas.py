@@ -134,7 +134,7 @@ def round_half_even(x: Any) -> Any:
     below = _core.floor(x)
     rest = x - below
     odd = below - 2.0 * _core.floor(0.5 * below)
-    return where(rest > 0.5, below + 1.0, where(rest < 0.5, below, below + odd))
+    return where(rest > 0.5, below + 1.0, where(rest == 0.5, below + odd, below))  # an infinity has no rest
 
 
 def rounded(x: Any, decimals: int) -> Any:

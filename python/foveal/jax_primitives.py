@@ -20,7 +20,7 @@ import numpy as np
 from . import _core, formulas
 from ._core import Expr
 from .calls import Call, Meaning, over_dims
-from .trace import Along, At, Capture, Symbols
+from .trace import Along, At, Capture, Symbols, of_part
 
 MAX_STEPS = 64  # of a loop that is unrolled
 MAX_CHOICES = 64  # expressions that an index chooses from
@@ -268,7 +268,7 @@ def _rows(capture: Capture, first: list[Any], sizes: Sequence[int]) -> Capture:
         along = axes[axis]
         # A read takes the nearest element, as JAX's slices do; what is left of a dimension has ends of its own.
         whole = along == Along(0, 1, capture._array.shape[axis])
-        axes[axis] = At(start if whole else formulas.clamped(start, 0, extent - 1) * along.step + along.start)
+        axes[axis] = At(start if whole else of_part(start, along))
         order.append(None)
     return Capture(capture._tracer, capture._array, tuple(axes), tuple(order))
 

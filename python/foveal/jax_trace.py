@@ -134,6 +134,11 @@ def _or_by_zero(divide: Callable[[Any, Any], Any], by_zero: Callable[[Any], Any]
     return divided
 
 
+def _floor_divide(call: Call) -> Any:
+    signed = not jnp.issubdtype(call.result.dtype, jnp.unsignedinteger)
+    return binary(_or_by_zero(formulas.floor_divide, lambda a: _core.where(a == 0, -1, -2) if signed else -1))(call)
+
+
 def _divide(a: Any, b: Any) -> Any:
     return _core.to_real(_core.constant(a)) / b
 
@@ -206,7 +211,6 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "truediv": _divide,
     "divide": _divide,
     "true_divide": _divide,
-    **dict.fromkeys(("floordiv", "floor_divide"), _or_by_zero(formulas.floor_divide, lambda a: _core.where(a == 0, -1, -2))),
     **dict.fromkeys(("mod", "remainder"), _or_by_zero(formulas.remainder, lambda a: a * 0)),
     "fmod": _or_by_zero(formulas.fmod, lambda a: a * 0),
     "maximum": _core.maximum,
@@ -241,6 +245,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 _TABLE: dict[str, Meaning] = {
     **{name: unary(fn) for name, fn in _UNARY.items()},
     **{name: binary(fn) for name, fn in _BINARY.items()},
+    **dict.fromkeys(("floordiv", "floor_divide"), _floor_divide),
     **dict.fromkeys(("lshift", "left_shift", "bitwise_left_shift"), shift(formulas.shift_left)),
     **dict.fromkeys(("rshift", "right_shift", "bitwise_right_shift"), shift(formulas.shift_right)),
     "pow": _power,
@@ -459,6 +464,8 @@ class JaxTracer(CallTracer):
     def type_of(self, dtype: Any) -> Type:
         if jnp.issubdtype(dtype, jnp.complexfloating):
             raise NotImplementedError(f"an array of dtype {dtype} in a score or mask; expected a real, integer or boolean one")
+        if dtype == "uint64":  # the language's integers have a sign
+            raise NotImplementedError("an array of dtype uint64 in a score or mask; expected int64, or 32 bits or less")
         return Type.boolean if dtype == bool else Type.real if jnp.issubdtype(dtype, jnp.floating) else Type.integer
 
     def dtype_of_operands(self, call: Call, given: Sequence[Any]) -> Any:
@@ -466,10 +473,23 @@ class JaxTracer(CallTracer):
         if dtype != bool or len(given) != 2:
             return dtype
         both = jnp.result_type(*[value.dtype if hasattr(value, "dtype") else value for value in given])  # of a comparison
-        return both if jnp.issubdtype(both, jnp.floating) else dtype
+        return both
+
+    def promoted(self, x: Symbols, dtype: Any, is_number: bool) -> Symbols:
+        """Integers wrap, too, where the dtype does not hold all of theirs: without 64 bits uint32 and int32 become int32."""
+        x = super().promoted(x, dtype, is_number)
+        if not all(jnp.issubdtype(d, jnp.integer) for d in (x._dtype, dtype)) or np.can_cast(x._dtype, dtype):
+            return x
+        return self.symbol([self.wrapped(item, dtype) for item in x._items], x._shape, dtype)
 
     def narrow(self, dtype: Any) -> tuple[int, int] | None:
         return _NARROW.get(str(dtype))
+
+    def held(self, number: int, dtype: Any) -> int:
+        if not jnp.issubdtype(dtype, jnp.integer):
+            return number
+        info = np.iinfo(dtype)
+        return (number - int(info.min)) % 2**info.bits + int(info.min)
 
     def of_real(self, expr: Any, dtype: Any) -> Any:
         """The nearest one that the dtype holds, as XLA converts; others wrap."""

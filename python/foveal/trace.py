@@ -255,6 +255,13 @@ class Along:
     count: int
 
 
+def of_part(index: Any, part: Along, checked_extent: int | None = None) -> Any:
+    """The index in a whole dimension of one in part of it. Outside it is that of the nearest element of the part, or, where reads are checked, outside of the
+    whole, too. What lengths decide of it is not computed."""
+    ends = (part.start, part.start + part.step * (part.count - 1)) if checked_extent is None else (-1, checked_extent)
+    return _core.where(index < 0, ends[0], _core.where(index >= part.count, ends[1], index * part.step + part.start))
+
+
 class Capture(metaclass=questions.SymbolType):
     """An array seen from inside a traced function, and where it was indexed so far."""
 
@@ -332,7 +339,7 @@ class Capture(metaclass=questions.SymbolType):
                     raise IndexError("a slice leaves nothing of a new dimension of a captured array")
                 order.append(axis)
             elif axis is not None:
-                axes[axis] = At(self._one(i, along))
+                axes[axis] = At(self._one(i, along, self._array.shape[axis]))
         return self._part(axes, order)
 
     def _part(self, axes: Sequence[Any], order: Sequence[int | None]) -> Any:
@@ -343,14 +350,13 @@ class Capture(metaclass=questions.SymbolType):
     def _detached(self) -> Capture:
         return Capture(self._tracer, self._array, self._axes, self._order, True)
 
-    @staticmethod
-    def _one(index: Any, along: Along) -> Any:
+    def _one(self, index: Any, along: Along, extent: int) -> Any:
         if isinstance(index, int):
             if not -along.count <= index < along.count:
                 raise IndexError(f"index {index} is out of range for a dimension of size {along.count} of a captured array")
             return along.start + along.step * (index % along.count)
         index = _core.wrapped_index(index, along.count)
-        return index if (along.start, along.step) == (0, 1) else index * along.step + along.start
+        return index if along == Along(0, 1, extent) else of_part(index, along, extent if self._tracer.checked else None)
 
     def _gathered(self, given: list[Any]) -> Any:
         """Arrays among the indices: as in NumPy and torch they are broadcast, and their dimensions stand where the first of them stood, or
@@ -485,6 +491,7 @@ class Tracer:
     numbers: list[tuple[Any, Number]] = field(default_factory=list)  # that are read at run time, each in an array
     sources: dict[int, Computed] = field(default_factory=dict)  # of the elements of these arrays, by their identities
     over: bool = False  # the functions have returned
+    checked: bool = False  # a read outside of its array is an error
     saw_values: bool = False  # elements of arrays that may change have become constants: the trace is good for one call
 
     rebind: ClassVar[bool] = True  # put Captures in place of captured arrays; torch intercepts indexing instead

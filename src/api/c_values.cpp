@@ -96,7 +96,8 @@ Attention attention_of(const foveal_attention* given, const std::vector<Param>& 
   attention.dropout_p = a.dropout_p;
   attention.determinism = enumerator("determinism", a.determinism, Determinism::reproducible);
   attention.backward = enumerator("backward", a.backward, BackwardStrategy::two_scan);
-  attention.checked = a.checked != 0;
+  FOVEAL_CHECK(a.checked == 0 || a.checked == 1, "attention: checked ", a.checked, "; expected 0 or 1");
+  attention.checked = a.checked == 1;
   attention.q_offset = a.q_offset, attention.kv_offset = a.kv_offset;
   return attention;
 }
@@ -129,8 +130,11 @@ problem::Call by_role(const foveal_call& call, Pass pass, TensorViews& views) {
   };
   problem::Call tensors{.pass = pass};
   for (std::size_t i = 0; i < views.size(); ++i) {
-    if (problem::roles[i].use(pass) == problem::Use::none) continue;
     views[i] = view_of(call.*given[i]);
+    if (problem::roles[i].use(pass) == problem::Use::none) {
+      FOVEAL_CHECK(!views[i].present(), problem::roles[i].name, ": given for a ", to_string(pass), " pass, which leaves it null");
+      continue;
+    }
     tensors.*problem::roles[i].given = &views[i];
   }
   return tensors;

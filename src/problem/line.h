@@ -83,6 +83,8 @@ struct Line {
 
 /// Throws invalid_argument with the token, its column and what is accepted.
 Line parse_line(std::string_view text);
+/// The same, or a forward and a backward line of a text that begins with `both`.
+std::vector<Line> parse_lines(std::string_view text);
 
 /// parse_line() gives the same line back.
 std::string to_string(const Line& line);

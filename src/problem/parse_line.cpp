@@ -3,6 +3,7 @@
 #include <cctype>
 #include <charconv>
 #include <optional>
+#include <set>
 #include <span>
 
 #include "base/check.h"
@@ -10,6 +11,7 @@
 #include "base/dtype.h"
 #include "base/random.h"
 #include "problem/line.h"
+#include "problem/param_fill.h"
 
 namespace foveal::problem {
 namespace {
@@ -100,14 +102,7 @@ Value one_of(const Token& token, std::initializer_list<Value> values) {
   fail_at(token, "'", token.value, "'; expected one of ", names);
 }
 
-/// A way to generate data, and how many numbers it takes.
-struct FillRow {
-  std::string_view name;
-  std::size_t args;
-};
-constexpr FillRow fill_rows[] = {{"normal", 1},   {"uniform", 2}, {"integers", 2}, {"bernoulli", 1},
-                                 {"constant", 1}, {"arange", 0},  {"segments", 1}};
-
+/// A row of `fill_rows` named in a parameter's text, with its numbers.
 ParamFill parse_fill(const Token& token, std::string_view text) {
   ParamFill fill;
   const std::size_t open = text.find('(');
@@ -118,12 +113,8 @@ ParamFill parse_fill(const Token& token, std::string_view text) {
     if (!inside.empty())
       for (const std::string_view part : split(inside, ',')) fill.args.push_back(number<double>(token, trimmed(part)));
   }
-  std::string names;
-  for (const FillRow& row : fill_rows) {
-    if (fill.name == row.name && fill.args.size() == row.args) return fill;
-    names += base::join(names.empty() ? "" : ", ", row.name, "/", row.args);
-  }
-  fail_at(token, "'", text, "'; expected a dtype, grad, grad=dtype or one of (name/numbers) ", names);
+  if (is_known(fill)) return fill;
+  fail_at(token, "'", text, "'; expected a dtype, grad, grad=dtype or one of (name/numbers) ", known_fills());
 }
 
 /// `rel: real[12, 33] bf16 normal(0.5) grad=f64`
@@ -134,6 +125,10 @@ ParamLine parse_param_line(const Token& token, DType problem) {
   line.param = parse_param(token.value.substr(0, close + 1));
   line.dtype = default_dtype(line.param.type(), problem);
   line.grad_dtype = default_dtype(Type::real, problem);
+  bool has_dtype = false;
+  const auto once = [&](std::string_view word, bool before) {
+    if (before) fail_at(token, "'", word, "' in '", token.value, "'; expected one dtype, one fill, one grad");
+  };
   std::string_view rest = token.value.substr(close + 1);
   while (!(rest = trimmed(rest)).empty()) {
     std::size_t end = 0;  // a word ends at a space outside parentheses
@@ -141,16 +136,19 @@ ParamLine parse_param_line(const Token& token, DType problem) {
       depth += rest[end] == '(' ? 1 : rest[end] == ')' ? -1 : 0;
     const std::string_view word = rest.substr(0, end);
     rest.remove_prefix(end);
+    const auto grad_dtype = word.starts_with("grad=") ? base::parse_dtype(word.substr(5)) : std::nullopt;
     if (const auto dtype = base::parse_dtype(word)) {
-      line.dtype = *dtype;
-    } else if (word == "grad") {
-      line.grad = true;
-    } else if (word.starts_with("grad=") && base::parse_dtype(word.substr(5))) {
-      line.grad = true, line.grad_dtype = *base::parse_dtype(word.substr(5));
+      once(word, has_dtype);
+      line.dtype = *dtype, has_dtype = true;
+    } else if (word == "grad" || grad_dtype) {
+      once(word, line.grad);
+      line.grad = true, line.grad_dtype = grad_dtype.value_or(line.grad_dtype);
     } else {
+      once(word, !line.fill.name.empty());
       line.fill = parse_fill(token, word);
     }
   }
+  if (const std::string why = misfit(line); !why.empty()) fail_at(token, why);
   return line;
 }
 
@@ -164,6 +162,8 @@ void parse_strides(const Token& token, Line& line) {
     for (const RoleRow& role : role_table::tensors) names += base::join(names.empty() ? "" : ", ", role.name);
     if (std::ranges::none_of(role_table::tensors, [&](const RoleRow& role) { return role.name == name; }))
       fail_at(token, "'", name, "' is not a tensor; expected one of ", names);
+    if (std::ranges::any_of(line.strides, [&](const auto& given) { return given.first == name; }))
+      fail_at(token, "'", name, "' given twice");
     std::vector<std::int64_t> strides;
     for (const std::string_view stride : split(part.substr(colon + 1), ',')) strides.push_back(number<std::int64_t>(token, stride));
     line.strides.emplace_back(name, std::move(strides));
@@ -202,6 +202,7 @@ Device parse_device(const Token& token) {
   if (parts.size() > 2 || (parts[0] != "cpu" && parts[0] != "cuda")) fail_at(token, "expected cpu, cuda or cuda:N");
   Device device{.kind = parts[0] == "cpu" ? DeviceKind::cpu : DeviceKind::cuda};
   if (parts.size() == 2) device.index = number<int>(token, parts[1]);
+  if (device.index < 0 || (device.kind == DeviceKind::cpu && parts.size() == 2)) fail_at(token, "expected cpu, cuda or cuda:N");
   return device;
 }
 
@@ -244,7 +245,7 @@ void parse_pages(const Token& token, Line& line) {
 struct Draft {
   Line line;
   std::vector<std::int64_t> seqlens_kv;
-  bool has_seqlens = false;  ///< a token qN[:M]
+  std::set<std::string_view> given;  ///< subjects of the tokens
 
   std::vector<Param> params() const {
     std::vector<Param> params;
@@ -314,25 +315,44 @@ constexpr Keyword keywords[] = {
      [](T t, D d) {
        d.line.fill = one_of(t, {Fill::normal, Fill::adversarial});
      }},
-    {"sample=", [](T t, D d) { d.line.sample = number<std::int64_t>(t); }},
+    {"sample=",
+     [](T t, D d) {
+       d.line.sample = number<std::int64_t>(t);
+       if (d.line.sample < 0) fail_at(t, "'", t.value, "'; expected 0 or more");
+     }},
     {"device=", [](T t, D d) { d.line.device = parse_device(t); }},
     {"backend=", [](T t, D d) { d.line.options.backend = plain_name(t); }},
     {"target=", [](T t, D d) { d.line.options.target = plain_name(t); }},
     {"threads=", [](T t, D d) { d.line.options.threads = number<int>(t); }},
 };
 
+/// What a token says: the pass, the dtype, a size by its letter, or its key.
+std::string_view subject_of(const Token& token) {
+  const std::string_view key = token.key;
+  if (key == "forward" || key == "backward") return "pass";
+  if (const auto dtype = base::parse_dtype(key); dtype && is_floating(*dtype)) return "dtype";
+  const bool is_size = token.value.empty() && key.size() >= 2 && std::string_view("bhqd").find(key[0]) != std::string_view::npos &&
+                       key[1] >= '0' && key[1] <= '9';
+  return is_size ? key.substr(0, 1) : key;
+}
+
+/// A second token would silently take the place of the first.
+std::set<std::string_view> subjects_of(const std::vector<Token>& tokens) {
+  std::set<std::string_view> found;
+  for (const Token& token : tokens)
+    if (const std::string_view subject = subject_of(token); !found.insert(subject).second && subject != "param")
+      fail_at(token, "the line has given ", subject, " before; expected it once");
+  return found;
+}
+
 /// A pass, a floating dtype, or a size: `b2`, `h12:4`, `q1024`, `d64`. False for other tokens.
 bool parse_word(const Token& token, Draft& d) {
   Line& l = d.line;
-  if (token.key == "forward" || token.key == "backward") {
-    l.pass = token.key == "forward" ? Pass::forward : Pass::backward;
-    return true;
-  }
-  if (const auto dtype = base::parse_dtype(token.key); dtype && is_floating(*dtype)) {
-    l.dtype = *dtype;
-    return true;
-  }
-  if (!token.value.empty() || token.key.size() < 2 || token.key[1] < '0' || token.key[1] > '9') return false;
+  const std::string_view subject = subject_of(token);
+  if (subject == "pass") l.pass = token.key == "forward" ? Pass::forward : Pass::backward;
+  if (subject == "dtype") l.dtype = *base::parse_dtype(token.key);
+  if (subject == "pass" || subject == "dtype") return true;
+  if (subject.size() == token.key.size()) return false;
   const std::string_view digits = token.key.substr(1);
   switch (token.key[0]) {
     case 'b':
@@ -342,7 +362,7 @@ bool parse_word(const Token& token, Draft& d) {
       std::tie(l.heads_q, l.heads_kv) = pair_of(token, digits);
       return true;
     case 'q':
-      std::tie(l.seqlen_q, l.seqlen_kv) = pair_of(token, digits), d.has_seqlens = true;
+      std::tie(l.seqlen_q, l.seqlen_kv) = pair_of(token, digits);
       return true;
     case 'd':
       std::tie(l.head_dim, l.head_dim_v) = pair_of(token, digits);
@@ -384,13 +404,17 @@ void settle_seqlens_kv(Draft& d) {
 /// Lengths of packed sequences: given, or even shares of the totals, or drawn from [1, seqlen] with the longest first.
 void settle_lengths(Draft& d) {
   Line& l = d.line;
-  if (l.lengths.empty()) {
+  if (!l.lengths.empty()) {
+    FOVEAL_CHECK(!d.given.contains("total"), "problem line: lengths= and total=; expected one of them");
+    FOVEAL_CHECK(!d.given.contains("b") || l.batch == static_cast<std::int64_t>(l.lengths.size()), "problem line: b", l.batch, " and ",
+                 l.lengths.size(), " lengths; expected as many");
+  } else {
     FOVEAL_CHECK(l.batch >= 1 && l.batch <= most_sequences, "problem line: b", l.batch, "; expected 1 to ", most_sequences,
                  " of packed sequences");
     const auto even = [&](std::int64_t total, std::int64_t i) { return total / l.batch + (i < total % l.batch); };
     base::Random random(l.seed + 1);
     for (std::int64_t i = 0; i < l.batch; ++i) {
-      if (l.total_q > 0) {
+      if (d.given.contains("total")) {
         l.lengths.emplace_back(even(l.total_q, i), even(l.total_kv, i));
       } else {
         const bool first = i == 0, same = l.seqlen_q == l.seqlen_kv;
@@ -408,7 +432,7 @@ void settle_lengths(Draft& d) {
     l.total_q += q, l.total_kv += kv;
     longest = {std::max(longest.first, q), std::max(longest.second, kv)};
   }
-  if (!d.has_seqlens) std::tie(l.seqlen_q, l.seqlen_kv) = longest;
+  if (!d.given.contains("q")) std::tie(l.seqlen_q, l.seqlen_kv) = longest;
 }
 
 /// A table row holds the longest sequence. Unless given, there are enough pages that none is shared, and one that no sequence uses.
@@ -428,9 +452,11 @@ DType default_dtype(Type type, DType problem) {
   return type == Type::integer ? DType::i32 : DType::boolean;
 }
 
-Line parse_line(std::string_view text) {
+namespace {
+
+Line parsed(std::vector<Token> tokens) {
   Draft draft;
-  std::vector<Token> tokens = tokens_of(text);
+  draft.given = subjects_of(tokens);
   std::erase_if(tokens, [&](const Token& token) { return parse_word(token, draft); });
   for (const When when : {When::early, When::middle, When::late})
     for (const Token& token : tokens) parse_keyword(token, when, draft);
@@ -438,6 +464,21 @@ Line parse_line(std::string_view text) {
   if (draft.line.varlen) settle_lengths(draft);
   if (draft.line.paged()) settle_pages(draft.line);
   return std::move(draft.line);
+}
+
+}  // namespace
+
+Line parse_line(std::string_view text) { return parsed(tokens_of(text)); }
+
+std::vector<Line> parse_lines(std::string_view text) {
+  std::vector<Token> tokens = tokens_of(text);
+  if (tokens.empty() || tokens.front().key != "both") return {parse_line(text)};
+  std::vector<Line> lines;
+  for (const std::string_view pass : {"forward", "backward"}) {
+    tokens.front().key = pass;
+    lines.push_back(parsed(tokens));
+  }
+  return lines;
 }
 
 }  // namespace foveal::problem

@@ -78,6 +78,24 @@ TEST_F(Command, WrongUsageIsCode2OnStandardError) {
   }
 }
 
+TEST_F(Command, OptionsThatWouldBeDroppedAreRefused) {
+  for (const char* arguments :
+       {"explain --head-groups 2 'forward q8'", "explain --deal zigzag 'forward q8'", "explain --unit 5 'forward q8'",
+        "explain --ranks 0 'forward q8'", "explain --ranks -2 'forward q8'", "explain --ranks 2 --draw 'forward q8'",
+        "explain --tile 8x8 'forward q8'", "explain --batch 5 'forward q8'", "explain --head 1 'forward q8'",
+        "emit --arch sm_80 --out e --names f 'forward q8'", "emit --arch sm_80 --out e 'forward q8 backend=cpu'",
+        "check --target all,scalar 'forward q8'", "check --seconds nan 'forward q8'", "bench --seconds -1 'forward q8'",
+        "check --seed 18446744073709551616 --random 1", "check --random -1", "check --suite . 'forward q8'",
+        "check --threads 1e3 'forward q8'"}) {
+    const Ran ran = run(arguments);
+    EXPECT_EQ(ran.code, 2) << arguments;
+    EXPECT_NE(ran.err, "") << arguments;
+    EXPECT_EQ(ran.out, "") << arguments;
+  }
+}
+
+TEST_F(Command, OutputThatCannotBeWrittenIsCode4) { EXPECT_EQ(run("explain 'forward q8' >/dev/full #").code, 4); }
+
 TEST_F(Command, WhatNothingCanDoIsCode3) {
   const Ran ran = run("explain --backend cpu --target nothing 'forward f32 q4 d4'");
   EXPECT_TRUE(ran.code == 3 || ran.code == 2) << ran.err;
@@ -304,6 +322,30 @@ TEST_F(Command, RunLeavesNothingBehindOnErrors) {
     EXPECT_FALSE(fs::exists(path("out.npz"))) << arguments;
     EXPECT_FALSE(fs::exists(path("out.npz.unfinished"))) << arguments;
   }
+}
+
+TEST_F(Command, RunSaysWhatItDoesNotUse) {
+  const std::vector<Tensor> tensors = {make_tensor("q", DType::f32, {1, 4, 2, 8}), make_tensor("k", DType::f32, {1, 4, 2, 8}),
+                                       make_tensor("v", DType::f32, {1, 4, 2, 8}), make_tensor("b", DType::f32, {4})};
+  write_tensors(tensors, path("in.npz"));
+  std::vector<Tensor> more = tensors;
+  more.push_back(make_tensor("dlse", DType::f32, {1, 2, 4}));
+  write_tensors(more, path("dlse.npz"));
+  more.push_back(make_tensor("dout", DType::f32, {1, 4, 2, 8}));
+  write_tensors(more, path("dout.npz"));
+  for (const std::string& arguments :
+       {path("dlse.npz"), path("in.npz") + " --grad b", path("dout.npz") + " --score 'score + b[q_idx]' --grad q",
+        path("in.npz") + " --dropout-seed 5", path("in.npz") + " --dropout 0.5 --dropout-seed -1",
+        path("in.npz") + " --dropout 0.5 --dropout-offset 18446744073709551616"}) {
+    const Ran ran = run("run " + arguments + " -o " + path("out.npz"));
+    EXPECT_EQ(ran.code, 2) << arguments << ran.out;
+    EXPECT_FALSE(fs::exists(path("out.npz"))) << arguments;
+  }
+  EXPECT_NE(run("run " + path("in.npz") + " -o " + path("out.npz")).out.find("b            is not read"), std::string::npos);
+  const Ran ran = run("run " + path("dout.npz") + " -o " + path("out.npz"));  // an unread parameter has no gradient
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_NE(ran.out.find("b            is not read"), std::string::npos) << ran.out;
+  EXPECT_EQ(run("run " + path("dout.npz") + " --mask 'b[0] < 1.0' -o " + path("out.npz")).out.find("is not read"), std::string::npos);
 }
 
 }  // namespace

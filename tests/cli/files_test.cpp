@@ -1,7 +1,10 @@
 // The readers against files that NumPy and safetensors wrote (data/make.py), against our own writers, and against damage.
 #include "files/files.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -257,6 +260,30 @@ TEST(Writing, AnErrorLeavesTheOldFilesAlone) {
   EXPECT_EQ(bytes_of((folder / "a.npy").string()).size(), 3u);
   EXPECT_FALSE(fs::exists(folder / "a.npy.unfinished"));
   EXPECT_FALSE(fs::exists(folder / "b.npy"));
+}
+
+/// A device was replaced by a file.
+TEST(Writing, WhatIsNoFileIsWrittenAndLinksStay) {
+  const test::OwnFolder own;
+  const fs::path& folder = own.path();
+  const std::string pipe = (folder / "pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDWR | O_NONBLOCK);
+  write_file({std::byte{1}, std::byte{2}}, pipe);
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  char found[8];
+  EXPECT_EQ(::read(reader, found, sizeof found), 2);
+  ::close(reader);
+
+  std::ofstream(folder / "real") << "old";
+  fs::create_symlink("real", folder / "link");
+  write_file({std::byte{1}}, (folder / "link").string());
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  EXPECT_EQ(fs::file_size(folder / "real"), 1u);
+  if (fs::is_character_file("/dev/full")) {
+    EXPECT_THROW(write_file({std::byte{1}}, "/dev/full"), Error);
+    EXPECT_TRUE(fs::is_character_file("/dev/full"));
+  }
 }
 
 TEST(Writing, PathsAreCheckedBeforehand) {

@@ -320,8 +320,11 @@ void check_operation(const scoring::OpRow& row, Type operand_type, const std::st
           std::uniform_real_distribution<double> mantissa(-1, 1);
           std::uniform_int_distribution<int> exponent(-20, 6);
           value = std::ldexp(mantissa(random), exponent(random));
-          const double special[] = {0.0, 1.0, -1.0, 2.0, 0.5, 100.0, -100.0, 1e-30, 88.5, std::numeric_limits<double>::infinity()};
-          if (i % 37 < std::size(special)) value = special[i % 37];
+          using Limits = std::numeric_limits<double>;
+          const double special[] = {
+              0.0, 1.0, -1.0, 2.0, 0.5, 100.0, -100.0, 1e-30, 88.5, Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN()};
+          const std::size_t at = (i + static_cast<std::size_t>(k) * 5 * (i / 37)) % 37;  // each special value meets every other one
+          if (at < std::size(special)) value = special[at];
           if (row.op == scoring::Op::pow && k == 0) value = std::abs(value);
           if (row.op == scoring::Op::pow && k == 1) value = std::fmod(value, 8);
           value = static_cast<double>(static_cast<Real>(value));

@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{"param=\"x: real[2] gaussian(1)\"", "'gaussian(1)'; expected a dtype, grad, grad=dtype or one of"},
                     Wrong{"sink=s", "sink: 's' is no param of this line"},
                     Wrong{"dropout=0.1:2:3:4", "expected p, p:seed, p:seed:offset or p:seed:offset:memory"},
-                    Wrong{"grads=dx", "'dx'; expected dq, dk, dv or none"},
+                    Wrong{"backward grads=dx", "'dx'; expected dq, dk, dv or none"},
                     Wrong{"strategy=fast", "'fast'; expected one of automatic, fused, split, two_scan"},
                     Wrong{"device=tpu", "expected cpu, cuda or cuda:N"}, Wrong{"backend=\"a b\"", "a name has letters, digits and _"},
                     Wrong{"target=\"a=b\"", "a name has letters, digits and _"}, Wrong{"strides=q", "expected name:stride,stride"},
@@ -135,6 +135,51 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{"strides=q:1,2", "strides of q: 2 of them; expected 4"},
                     Wrong{"strides=query:1,2,3,4", "'query' is not a tensor; expected one of q, k, v, out"},
                     Wrong{"forward i32 q8", "column 9: i32: unknown; expected forward, backward, f64, f32"}));
+
+/// What a line says twice, or says without a meaning, was dropped without a word.
+INSTANTIATE_TEST_SUITE_P(
+    Contradictions, WrongLine,
+    testing::Values(Wrong{"forward backward", "column 9: backward: the line has given pass before"},
+                    Wrong{"f32 bf16", "bf16: the line has given dtype before"},
+                    Wrong{"b1 q4 b2", "column 7: b2: the line has given b before"},
+                    Wrong{"scale=1 scale=2", "scale: the line has given scale before; expected it once"},
+                    Wrong{"lengths=3 lengths=4", "the line has given lengths before"},
+                    Wrong{"strides=q:1,1,1,1;q:2,1,1,1", "'q' given twice"}, Wrong{"checked checked", "the line has given checked before"},
+                    Wrong{"param=\"x: real[2] f32 f64\"", "'f64' in 'x: real[2] f32 f64'; expected one dtype, one fill, one grad"},
+                    Wrong{"param=\"x: real[2] normal(1) arange\"", "'arange' in"},
+                    Wrong{"param=\"x: real[2] grad grad=f64\"", "'grad=f64' in"},
+                    Wrong{"lengths=3 b2", "b2 and 1 lengths; expected as many"}, Wrong{"lengths=3 total=3", "lengths= and total="},
+                    Wrong{"device=cpu:3", "expected cpu, cuda or cuda:N"}, Wrong{"device=cuda:-1", "expected cpu, cuda or cuda:N"},
+                    Wrong{"sample=-3", "'-3'; expected 0 or more"}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Fills, WrongLine,
+    testing::Values(Wrong{"param=\"x: real[2] normal(-1)\"", "x: the numbers of normal have no meaning"},
+                    Wrong{"param=\"x: real[2] uniform(3, 1)\"", "the numbers of uniform have no meaning"},
+                    Wrong{"param=\"x: real[2] uniform(0, inf)\"", "the numbers of uniform have no meaning"},
+                    Wrong{"param=\"x: integer[2] integers(3, 1)\"", "the numbers of integers have no meaning"},
+                    Wrong{"param=\"x: integer[2] integers(0.5, 3)\"", "the numbers of integers have no meaning"},
+                    Wrong{"param=\"x: boolean[2] bernoulli(2)\"", "the numbers of bernoulli have no meaning"},
+                    Wrong{"param=\"x: integer[2] segments(0)\"", "the numbers of segments have no meaning"},
+                    Wrong{"param=\"x: integer[2] segments(1e15)\"", "the numbers of segments have no meaning"},
+                    Wrong{"param=\"x: integer[2] normal(1)\"", "normal gives reals, -1 to 1; i32 holds integers from"},
+                    Wrong{"param=\"x: integer[2] constant(0.5)\"", "constant gives reals, 0.5 to 0.5; i32 holds integers"},
+                    Wrong{"param=\"x: integer[2] i8 integers(0, 300)\"", "integers gives 0 to 300; i8 holds integers from -128 to 127"},
+                    Wrong{"param=\"x: integer[300] u8 arange\"", "arange gives 0 to 299; u8 holds integers from 0 to 255"},
+                    Wrong{"param=\"x: boolean[3] constant(2)\"", "constant gives 2 to 2; boolean holds integers from 0 to 1"}));
+
+TEST(Line, OfBothPassesIsTwoLines) {
+  const std::vector<Line> both = parse_lines("both f64 b2 q4 no_lse dlse grads=dq");
+  ASSERT_EQ(both.size(), 2u);
+  EXPECT_EQ(to_string(both[0]), to_string(parse_line("forward f64 b2 q4 no_lse")));
+  EXPECT_EQ(to_string(both[1]), to_string(parse_line("backward f64 b2 q4 dlse grads=dq")));
+  EXPECT_EQ(parse_lines("forward q4").size(), 1u);
+}
+
+TEST(Line, ATotalOfNothingIsATotal) {
+  const Line line = parse_line("forward b2 total=0:5");
+  EXPECT_EQ(line.lengths, (std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 3}, {0, 2}}));
+}
 
 TEST(Problem, OfALineWithTooFewStridesIsRefused) {
   const Line line = parse_line("strides=lse:8,1");

@@ -41,7 +41,7 @@ def values(fn, *arrays):
     return foveal.jax.attention(q, q[:, :1], q[:, :1], score_mod, return_lse=True)[1][0, 0]
 
 
-TAKES_TWO = [*jax_trace._BINARY, "lax.max", "lax.min", "lax.div", "lax.rem", "power", "pow"]
+TAKES_TWO = [*jax_trace._BINARY, "floordiv", "floor_divide", "lax.max", "lax.min", "lax.div", "lax.rem", "power", "pow"]
 OTHER_ONES = "relu relu6 silu swish mish softplus log_sigmoid soft_sign hard_tanh hard_sigmoid hard_silu hard_swish selu elu celu leaky_relu gelu round".split()
 CASES = [(name, 1) for name in (*jax_trace._UNARY, *OTHER_ONES)] + [(name, 2) for name in TAKES_TWO]
 CASES = [(name, count) for name, count in CASES if function_of(name) is not None]
@@ -87,6 +87,91 @@ def test_gradients_at_kinks_and_ties(name, count):
     found = jax.grad(lambda *x: values(fn, *x).sum(), which)(*padded)
     for a, b in zip(found, jax.grad(lambda *x: fn(*x).sum(), which)(*padded)):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+FAR = np.array([np.nan, np.inf, -np.inf, 0.0, 1.5, np.nan, np.inf, -np.inf, -2.5, np.nan], np.float32)
+BESIDE = np.array([1.0, 2.0, -1.0, np.nan, np.nan, np.nan, np.inf, np.inf, -np.inf, -np.inf], np.float32)
+
+
+@pytest.mark.parametrize("name, count", CASES, ids=[name for name, _ in CASES])
+def test_infinities_and_nan(name, count):
+    """A NaN stays one; the larger or smaller of a NaN and a number was the number."""
+    fn, arrays = function_of(name), [jnp.asarray(x) for x in (FAR, BESIDE)[:count]]
+    try:
+        expected = np.asarray(fn(*arrays), np.float32)
+    except TypeError:
+        pytest.skip("no function of reals")
+    found = np.asarray(values(fn, *arrays))
+    finite, infinite = np.isfinite(expected), np.isinf(expected)
+    np.testing.assert_allclose(found[finite], expected[finite], rtol=2e-5, atol=2e-5)
+    assert np.isnan(found[np.isnan(expected)]).all() and not np.isfinite(found[infinite]).any()
+
+
+def compared(fn, *arrays):
+    np.testing.assert_array_equal(values(fn, *arrays), jnp.broadcast_to(fn(*arrays), len(REALS)).astype("float32"))
+
+
+WHOLE = np.array([-128, -127, -1, 0, 1, 2, 44, 100, 126, 127], np.int8)
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+@pytest.mark.parametrize("number", [-129, -1, 0, 44, 128, 200, 255, 300])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+def test_python_numbers_are_held_as_the_array_holds_them(dtype, number):
+    """uint8 == -1 is uint8 == 255 in JAX."""
+    x = jnp.asarray(WHOLE.astype(dtype))
+    for name in COMPARISONS:
+        compared(lambda x, name=name: getattr(x, f"__{name}__")(number), x)
+    for fn in (jnp.maximum, jnp.minimum, jnp.logical_and, jnp.logical_or):
+        compared(lambda x, fn=fn: fn(x, number), x)
+
+
+@pytest.mark.parametrize("doubles", [False, True])
+def test_integers_of_two_dtypes_are_promoted_before_they_are_used(doubles):
+    """Without 64 bits uint32 and int32 become int32, which wraps."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", doubles)
+    try:
+        x = jnp.asarray(WHOLE.astype("int32"))
+        for fn in (jnp.maximum, jnp.minimum, jnp.floor_divide, jnp.right_shift, *(getattr(jnp, n) for n in ("less", "greater", "equal"))):
+            compared(lambda x, fn=fn: fn(x.astype(jnp.uint32) // 1000, jnp.abs(x) + 1), x)
+            compared(lambda x, fn=fn: fn(x.astype(jnp.uint32), jnp.abs(x) + 1) // 1000, x)
+        compared(lambda x: jnp.where(x > 1, x.astype(jnp.uint32), x) // 1000, x)
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8"])
+@pytest.mark.parametrize("fn", [jnp.floor_divide, jnp.remainder, jnp.fmod, jax.lax.div, jax.lax.rem], ids=lambda fn: fn.__name__)
+def test_division_by_zero_gives_what_xla_gives(fn, dtype):
+    x = jnp.asarray(WHOLE.astype(dtype))
+    compared(lambda x: fn(x, x * 0), x)
+
+
+def test_integers_of_64_bits_without_a_sign_are_refused():
+    jax.config.update("jax_enable_x64", True)
+    try:
+        with pytest.raises(NotImplementedError, match="dtype uint64 in a score or mask"):
+            values(lambda x: x.astype(jnp.uint64) - 3, jnp.asarray(WHOLE))
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+TABLE = np.arange(30, dtype=np.float32).reshape(10, 3)
+SLICES = {"from": (slice(2, None), 0), "to": (slice(None, 6), 1), "steps": (slice(1, 9, 3), 2), "backwards": (slice(7, 2, -2), 0), "one": (slice(4, 5), 1)}
+
+
+@pytest.mark.parametrize("name", SLICES)
+@pytest.mark.parametrize("shift", [-25, -12, -4, 0, 3])
+def test_an_index_outside_of_a_slice_reads_the_nearest_of_the_slice(name, shift):
+    """It read what lies beside the slice in the whole array."""
+    rows, column = SLICES[name]
+    i = jnp.arange(10)
+    expected = TABLE[rows][np.asarray(jnp.arange(len(TABLE[rows])).at[i + shift].get(mode="clip", wrap_negative_indices=True)), column]
+    q = jnp.zeros((1, 10, 1, 1), jnp.float32)
+    for score_mod in (lambda s, b, h, i, j: jnp.asarray(TABLE)[rows][i + shift, column], lambda s, b, h, i, j: TABLE[rows, column][i + shift]):
+        found = foveal.jax.attention(q, q[:, :1], q[:, :1], score_mod, return_lse=True)[1][0, 0]
+        np.testing.assert_array_equal(found, expected)
 
 
 # ---- retraces ----

@@ -118,3 +118,16 @@ def test_runs_in_a_forked_child():
         signal.alarm(60)
         os._exit(0 if np.array_equal(foveal.attention(q, k, v, options=foveal.Options(threads=3)), expected) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("rows", [slice(2, 6), slice(0, 4), slice(6, 2, -1), slice(1, 9, 2)], ids=str)
+def test_an_index_outside_of_a_slice(rows):
+    """Reads the nearest element of the slice, or is an error where reads are checked. It read what lies beside the slice."""
+    table, q = np.arange(10, dtype=np.float32), np.zeros((1, 6, 1, 1), np.float32)
+    score_mod = lambda s, b, h, i, j: s + table[rows][i]  # noqa: E731
+    found = foveal.forward(q, q[:, :1], q[:, :1], score_mod)[1][0, 0]
+    np.testing.assert_array_equal(found, table[rows][np.minimum(np.arange(6), 3)])
+    with pytest.raises(ValueError, match="p0"):
+        foveal.forward(q, q[:, :1], q[:, :1], score_mod, checked=True)
+    inside = foveal.forward(q[:, :4], q[:, :1], q[:, :1], score_mod, checked=True)[1][0, 0]
+    np.testing.assert_array_equal(inside, table[rows])

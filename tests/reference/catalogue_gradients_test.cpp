@@ -59,7 +59,9 @@ class CatalogueGradients : public testing::TestWithParam<catalogue::Row> {
 TEST_P(CatalogueGradients, EqualDifferencesAlongRandomDirections) {
   // Its mask depends on the score itself: not differentiable where the comparison turns.
   if (GetParam().name == std::string("padded_dense_causal")) GTEST_SKIP() << "jumps";
-  const CaseData data(parse_line(std::string("backward f64 dlse ") + GetParam().text));
+  problem::Line line = parse_line(std::string("backward f64 ") + GetParam().text);
+  line.dlse = true;
+  const CaseData data(line);
   objective(data);
   backward(data.line().attention, data.backward_inputs(), data.backward_outputs(), {}, on_reference);
   for (const char* role : {"q", "k", "v"})

@@ -90,9 +90,9 @@ class DualEvaluator {
       case Op::abs:
         return {std::fabs(x), x > 0 ? dx : x < 0 ? -dx : 0};
       case Op::min:
-        return y < x ? Dual{y, dy} : x < y ? Dual{x, dx} : Dual{x, dx / 2 + dy / 2};
+        return y < x || std::isnan(y) ? Dual{y, dy} : x < y ? Dual{x, dx} : Dual{x, dx / 2 + dy / 2};
       case Op::max:
-        return x < y ? Dual{y, dy} : y < x ? Dual{x, dx} : Dual{x, dx / 2 + dy / 2};
+        return x < y || std::isnan(y) ? Dual{y, dy} : y < x ? Dual{x, dx} : Dual{x, dx / 2 + dy / 2};
       case Op::stop_gradient:
         return {x, 0};
       case Op::bit_and:

@@ -196,6 +196,13 @@ TEST_P(EveryRow, HasItsValue) {
   }
 }
 
+TEST(MinAndMax, KeepANaNOfEitherOperand) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const Op op : {Op::min, Op::max})
+    for (const auto& [x, y] : {std::pair{nan, 1.0}, {1.0, nan}, {nan, nan}})
+      EXPECT_TRUE(std::isnan(scoring::row(op).value(Type::real, x, y, 0))) << scoring::row(op).text << " of " << x << ", " << y;
+}
+
 /// The row alone in a score_mod: read parameters a, b, c of rank 0 as its operands.
 NodePtr applied(const OpRow& row, const std::vector<Type>& types, std::vector<Param>& params) {
   auto node = std::make_shared<Node>(row.op, result_type(row, types));

@@ -158,8 +158,8 @@ class TapeRun : TapeSums {
         FOVEAL_REAL_STEP(div_r, a / b);
         FOVEAL_REAL_STEP(neg_r, -a);
         FOVEAL_REAL_STEP(abs_r, bits<V>(bits<typename T::Mask>(a) & ~bits<typename T::Mask>(splat<V>(static_cast<R>(-0.0)))));
-        FOVEAL_REAL_STEP(min_r, smaller(a, b));
-        FOVEAL_REAL_STEP(max_r, larger(a, b));
+        FOVEAL_REAL_STEP(min_r, b != b ? b : smaller(a, b));  // a NaN of either stays
+        FOVEAL_REAL_STEP(max_r, b != b ? b : larger(a, b));
         FOVEAL_REAL_STEP(floor_div_r, T::floor_quotient(a, b));
         FOVEAL_REAL_STEP(mod_r, T::remainder(a, b));
         FOVEAL_REAL_STEP(mul_add, a * b + c);

@@ -132,7 +132,8 @@ struct FloatMath {
 
   template <class V>
   static V sigmoid(V x) {
-    return reciprocal(1.0f + exp(smaller(-x, splat<V>(87.0f))));
+    constexpr float last = 87.33f;  // beyond it the reciprocal would be denormal; of -infinity it is 0
+    return x < -last ? V{} : reciprocal(1.0f + exp(smaller(-x, splat<V>(last))));
   }
 
   /// x = quadrant * pi / 2 + r, |r| <= pi / 4; reduced in double, good for |x| < 2^20.

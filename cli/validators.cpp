@@ -1,0 +1,37 @@
+#include "validators.h"
+
+#include <charconv>
+#include <cmath>
+
+#include "base/check.h"
+
+namespace foveal::cli {
+namespace {
+
+template <class Number>
+bool read(const std::string& text, Number& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc{} && end == text.data() + text.size();
+}
+
+}  // namespace
+
+CLI::Validator whole_number(std::uint64_t low, std::uint64_t high) {
+  const auto check = [low, high](std::string& text) {
+    std::uint64_t value = 0;
+    if (read(text, value) && value >= low && value <= high) return std::string();
+    return base::join("'", text, "'; expected a whole number from ", low, " to ", high);
+  };
+  return {check, ""};
+}
+
+CLI::Validator not_negative() {
+  const auto check = [](std::string& text) {
+    double value = 0;
+    if (read(text, value) && value >= 0 && std::isfinite(value)) return std::string();
+    return base::join("'", text, "'; expected a finite number of at least 0");
+  };
+  return {check, ""};
+}
+
+}  // namespace foveal::cli

@@ -1,0 +1,13 @@
+#pragma once
+// Checks of option values, on their text: conversions of CLI11 wrap, saturate or pass what is no number.
+#include <CLI/CLI.hpp>
+#include <cstdint>
+
+namespace foveal::cli {
+
+/// A whole number from `low` to `high`, in digits.
+CLI::Validator whole_number(std::uint64_t low = 0, std::uint64_t high = UINT64_MAX);
+/// A finite number of at least 0.
+CLI::Validator not_negative();
+
+}  // namespace foveal::cli
