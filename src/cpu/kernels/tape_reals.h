@@ -35,7 +35,7 @@ struct TapeTypes {
     for (int i = 0; i < lanes; ++i) rest[i] = rest_of(a[i], b[i]);
     const V quotient = (a - rest) / b, floor = Math<R>::floor(quotient);
     const V whole = quotient - floor > R(0.5) ? floor + R(1) : floor;
-    const V below = (rest != V{}) & ((rest < V{}) != (b < V{})) ? whole - R(1) : whole;
+    const V below = ((rest != V{}) & ((rest < V{}) != (b < V{}))) ? whole - R(1) : whole;
     return b == V{} ? a / b : below;
   }
 
