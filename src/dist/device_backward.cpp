@@ -7,10 +7,10 @@
 namespace foveal::dist {
 namespace {
 
-class BackwardPass : DevicePass {
+class DeviceBackward : DevicePass {
  public:
-  BackwardPass(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
-               PartPlans& plans)
+  DeviceBackward(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
+                 PartPlans& plans)
       : DevicePass(context, buffers, plans), inputs_(inputs), outputs_(outputs), params_(context, buffers, outputs.dparams) {}
 
   void run() {
@@ -389,7 +389,7 @@ class BackwardPass : DevicePass {
 
 void run_pass(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
               PartPlans& plans) {
-  BackwardPass(context, inputs, outputs, buffers, plans).run();
+  DeviceBackward(context, inputs, outputs, buffers, plans).run();
 }
 
 }  // namespace foveal::dist

@@ -6,9 +6,10 @@
 namespace foveal::dist {
 namespace {
 
-class ForwardPass : DevicePass {
+class DeviceForward : DevicePass {
  public:
-  ForwardPass(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers, PartPlans& plans)
+  DeviceForward(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers,
+                PartPlans& plans)
       : DevicePass(context, buffers, plans), inputs_(inputs), outputs_(outputs) {}
 
   void run() {
@@ -150,7 +151,7 @@ class ForwardPass : DevicePass {
 
 void run_pass(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers,
               PartPlans& plans) {
-  ForwardPass(context, inputs, outputs, buffers, plans).run();
+  DeviceForward(context, inputs, outputs, buffers, plans).run();
 }
 
 }  // namespace foveal::dist

@@ -19,7 +19,7 @@ double millions(std::int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 double microseconds(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
 char name_of(int rank) { return "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"[rank]; }
-constexpr int most_names = 62, most_rows = 16;
+constexpr int most_names = 62, most_ranks_shown = 16;
 
 /// Queries from top to bottom, keys from left to right, over the whole axis; a cell where some pair is kept shows who computes it.
 std::string picture(const ContextPlan& plan) {
@@ -64,9 +64,9 @@ std::string explain(const ContextPlan& plan, const Workload& w, const PlanReques
         millions(l.backward_memory), microseconds(l.forward_ns + l.forward_beside_ns), microseconds(l.backward_ns + l.backward_beside_ns));
   };
   for (int rank = 0; rank < plan.ranks; ++rank) {
-    if (plan.ranks > most_rows && rank == most_rows / 2) {
-      text += format("   ... %d more\n", plan.ranks - most_rows);
-      rank = plan.ranks - most_rows / 2;
+    if (plan.ranks > most_ranks_shown && rank == most_ranks_shown / 2) {
+      text += format("   ... %d more\n", plan.ranks - most_ranks_shown);
+      rank = plan.ranks - most_ranks_shown / 2;
     }
     line(rank);
   }

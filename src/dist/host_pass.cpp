@@ -50,7 +50,7 @@ class HostPass : protected RankPass {
   Buffers& buffers_;
 };
 
-class ForwardPass : HostPass {
+class HostForward : HostPass {
  public:
   using HostPass::HostPass;
 
@@ -165,7 +165,7 @@ class ForwardPass : HostPass {
   std::int64_t far_rows_ = 0;  ///< whose parts cannot be merged
 };
 
-class BackwardPass : HostPass {
+class HostBackward : HostPass {
  public:
   using HostPass::HostPass;
 
@@ -314,11 +314,11 @@ class BackwardPass : HostPass {
 }  // namespace
 
 void run_pass(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers) {
-  ForwardPass(context, buffers).run(inputs, outputs);
+  HostForward(context, buffers).run(inputs, outputs);
 }
 
 void run_pass(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, Buffers& buffers) {
-  BackwardPass(context, buffers).run(inputs, outputs);
+  HostBackward(context, buffers).run(inputs, outputs);
 }
 
 }  // namespace foveal::dist

@@ -11,7 +11,7 @@ function(foveal_add_target name)
   if(FOVEAL_SANITIZE AND name MATCHES "^tape")
     set(optimise -O1) # the checks are most of what a tape takes to run, and optimising them is most of what it takes to build
   endif()
-  set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${optimise};$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>;-Wno-uninitialized;${ARGN}" SKIP_PRECOMPILE_HEADERS ON)
+  set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${optimise};$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>;-Wno-uninitialized;${ARGN}")
 endfunction()
 
 foveal_add_target(scalar)
