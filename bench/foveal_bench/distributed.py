@@ -55,6 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--multiprocessors", type=int, default=16, help="that carry NCCL's transfers at most")
     parser.add_argument("--engine", default="automatic", help="automatic, peer or nccl")
+    parser.add_argument("--head-groups", type=int, default=1, help="shares of the heads; rows are divided among the ranks that have the same share")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--store", default="", help=argparse.SUPPRESS)
@@ -180,7 +181,7 @@ class Bench:
             return [t.detach().requires_grad_() for t in tensors]
 
         deal = case.get("deal", None if lengths else "zigzag")
-        limits = {"time_limit": 60, "multiprocessors": self.options.multiprocessors, "engine": self.options.engine}
+        limits = {"time_limit": 60, "multiprocessors": self.options.multiprocessors, "engine": self.options.engine, "head_groups": self.options.head_groups}
         context = door.context_parallel(self.group, lengths or case["tokens"], seq_dim=0 if lengths else 1, deal=deal, **limits)
 
         dout_mine, mine = context.shard(dout), leaves_of([context.shard(t) for t in (q, k, v)])

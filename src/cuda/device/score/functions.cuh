@@ -62,13 +62,24 @@ template <class T>
 FOVEAL_DEVICE T fv_abs(T x) {
   return x < 0 ? -x : x;
 }
+// Of reals: a NaN of either stays.
 template <class T>
 FOVEAL_DEVICE T fv_min(T a, T b) {
-  return b < a ? b : a;
+  return b < a || b != b ? b : a;
 }
 template <class T>
 FOVEAL_DEVICE T fv_max(T a, T b) {
-  return a < b ? b : a;
+  return a < b || b != b ? b : a;
+}
+FOVEAL_DEVICE float fv_min(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+FOVEAL_DEVICE float fv_max(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
 }
 
 // kFast = false where a value decides something (an index, a comparison): a small error would flip the result.
