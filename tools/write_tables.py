@@ -344,7 +344,7 @@ def programs():
 
 def programs_gpu():
     latest = {}
-    for row in rows_of("programs-gpu"):
+    for row in rows_of("*-programs-gpu"):
         latest.setdefault(row["machine"], []).append(row)
     texts = []
     for machine, rows in latest.items():
