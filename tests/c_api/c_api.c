@@ -282,12 +282,15 @@ int main(void) {
   /* what a pass would not use */
   foveal_call both = forward;
   both.dq = &tdq;
-  CHECK(foveal_run(&attention, &both, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "dq: given for a forward pass"));
+  CHECK(foveal_run(&attention, &both, NULL, NULL) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "dq: given for a forward pass"));
   both = forward, both.dlse = &tlse;
-  CHECK(foveal_run(&attention, &both, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "dlse: given for a forward pass"));
+  CHECK(foveal_run(&attention, &both, NULL, NULL) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "dlse: given for a forward pass"));
   foveal_attention checking = attention;
   checking.checked = 2;
-  CHECK(foveal_run(&checking, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "checked 2; expected 0 or 1"));
+  CHECK(foveal_run(&checking, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "checked 2; expected 0 or 1"));
 
   if (failures == 0) puts("c_api: all checks hold");
   return failures != 0;

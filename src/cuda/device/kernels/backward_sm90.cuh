@@ -43,7 +43,7 @@ constexpr bool kEarlyOperands = kTables > 0;
 constexpr bool kEarlyKind = kBlockQ == 64;
 
 /// Whether full tiles have a text of their own, without branches by kind. Above head dim 64 2 to 4 % faster, below nothing.
-constexpr bool kFullTilesApart = !kHasScore && kSource != TileSource::list && kBlockQ == 64;
+constexpr bool kFullTilesApart = !kHasScore && kSource != TileSource::list && kEarlyKind;
 
 /// One warpgroup: 64 keys of every task, and one part of dQ.
 struct Consumer : BackwardWarpgroup {
@@ -70,7 +70,8 @@ struct Consumer : BackwardWarpgroup {
     }
   }
 
-  /// Loops over the query tiles of a task. Each iteration leaves the next Q K^T in flight.
+  /// Loops over the query tiles of a task. Each iteration leaves the next Q K^T in flight. Long: its phases share register fragments, and the
+  /// compiler orders the products of functions otherwise.
   FOVEAL_DEVICE void accumulate(BackwardTask& work, bool partial, u32& tile, u32 use, float (&dk)[kDim / 2], float (&dv)[kDimV / 2],
                                 TableLoader& table_loader) const {
     constexpr u32 kScoresBarrier = 1, kTableBarrier = 3;
@@ -111,11 +112,7 @@ struct Consumer : BackwardWarpgroup {
       if constexpr (kHasLines) pipelines.line_values.consumer_wait(tile);
       if constexpr (kPairTiles > 0) pipelines.pairs.pipeline.consumer_wait(tile);
       if constexpr (kTameReads) kind = guard_factors(kind, tame_keys, tile);
-      if constexpr (kKnown && !kDropout) {
-        recompute_p_tile<false>(scores, p, dropped, early, constants, prefetched, LsePrefetch{}, work, tile);
-      } else {
-        recompute_p(kKnown ? TileKind::full : kind, scores, p, dropped, early, constants, prefetched, LsePrefetch{}, work, tile);
-      }
+      recompute_p<kKnown>(kind, scores, p, dropped, early, constants, prefetched, LsePrefetch{}, work, tile);
 
       // dV += P^T dO, overlapped with dS = P (dP - delta).
       if constexpr (!kOverlapsDp) issue_dp();
