@@ -50,7 +50,7 @@ def programs(report: dict[str, Any], rows: Rows) -> None:
 def programs_gpu(report: dict[str, Any], rows: Rows) -> None:
     """A row for each type and kind of kernel, and one for each line that failed. Lines that were not run, or are invalid, are left out."""
     command = report["command"]
-    groups = collections.defaultdict(collections.Counter)
+    groups: collections.defaultdict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for line in report["check"]["results"]:
         status = {"error": "fail"}.get(line["status"], line["status"])
         if status in ("pass", "fail", "refused"):

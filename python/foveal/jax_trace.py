@@ -489,7 +489,7 @@ class JaxTracer(CallTracer):
         if not jnp.issubdtype(dtype, jnp.integer):
             return number
         info = np.iinfo(dtype)
-        return (number - int(info.min)) % 2**info.bits + int(info.min)
+        return (number - int(info.min)) % (1 << int(info.bits)) + int(info.min)
 
     def of_real(self, expr: Any, dtype: Any) -> Any:
         """The nearest one that the dtype holds, as XLA converts; others wrap."""
