@@ -42,9 +42,6 @@ constexpr bool kEarlyOperands = kTables > 0;
 /// Whether the kind of a tile is found during the last products of the previous tile, or, where registers are scarce, during its own Q K^T.
 constexpr bool kEarlyKind = kBlockQ == 64;
 
-/// Whether full tiles have a text of their own, without branches by kind. Above head dim 64 2 to 4 % faster, below nothing.
-constexpr bool kFullTilesApart = !kHasScore && kSource != TileSource::list && kEarlyKind;
-
 /// One warpgroup: 64 keys of every task, and one part of dQ.
 struct Consumer : BackwardWarpgroup {
   const int group;
@@ -70,8 +67,7 @@ struct Consumer : BackwardWarpgroup {
     }
   }
 
-  /// Loops over the query tiles of a task. Each iteration leaves the next Q K^T in flight. Long: its phases share register fragments, and the
-  /// compiler orders the products of functions otherwise.
+  /// Loops over the query tiles of a task. Each iteration leaves the next Q K^T in flight.
   FOVEAL_DEVICE void accumulate(BackwardTask& work, bool partial, u32& tile, u32 use, float (&dk)[kDim / 2], float (&dv)[kDimV / 2],
                                 TableLoader& table_loader) const {
     constexpr u32 kScoresBarrier = 1, kTableBarrier = 3;
@@ -93,9 +89,8 @@ struct Consumer : BackwardWarpgroup {
     TileKind kind = kEarlyKind ? kind_of(partial, tile) : TileKind::full;
     issue_qk(scores, tile);
     pipelines.value.consumer_wait(use);
-    // One tile; is there another? known: the kind, where its text is apart.
-    const auto step = [&](auto known) {
-      constexpr bool kKnown = decltype(known)::value;
+    for (;;) {
+      if constexpr (!kEarlyKind) kind = kind_of(partial, tile);
       const QueryTile query_tile = uniform(pipelines.query_tile(tile)), dout_tile = uniform(pipelines.dout_tile(tile));
       const auto issue_dp = [&] {
         wgmma_pin(dp);
@@ -112,7 +107,7 @@ struct Consumer : BackwardWarpgroup {
       if constexpr (kHasLines) pipelines.line_values.consumer_wait(tile);
       if constexpr (kPairTiles > 0) pipelines.pairs.pipeline.consumer_wait(tile);
       if constexpr (kTameReads) kind = guard_factors(kind, tame_keys, tile);
-      recompute_p<kKnown>(kind, scores, p, dropped, early, constants, prefetched, LsePrefetch{}, work, tile);
+      recompute_p(kind, scores, p, dropped, early, constants, prefetched, LsePrefetch{}, work, tile);
 
       // dV += P^T dO, overlapped with dS = P (dP - delta).
       if constexpr (!kOverlapsDp) issue_dp();
@@ -122,7 +117,7 @@ struct Consumer : BackwardWarpgroup {
       wgmma_commit();
       wgmma_wait<1>();
       wgmma_pin(dp);
-      if (!kKnown && kind != TileKind::full) {
+      if (kind != TileKind::full) {
         compute_ds<true>(scores, dp, dropped, early, sums, prefetched, ds, work, tile);
       } else {
         compute_ds<false>(scores, dp, dropped, early, sums, prefetched, ds, work, tile);
@@ -184,17 +179,8 @@ struct Consumer : BackwardWarpgroup {
       wgmma_pin(dv);
       if (leader) pipelines.query.consumer_release(tile);
       ++tile;
-      if (!more) return false;
+      if (!more) break;
       issue_qk(scores, kEarlyOperands ? next : qk_operands(tile));
-      return true;
-    };
-    for (;;) {
-      if constexpr (!kEarlyKind) kind = kind_of(partial, tile);
-      if (kFullTilesApart && kind == TileKind::full) {
-        if (!step(Constant<kFullTilesApart>{})) break;
-      } else {
-        if (!step(Constant<false>{})) break;
-      }
     }
     add_gradients_of_dk(work, dk);
     if (leader) pipelines.key.consumer_release(use);

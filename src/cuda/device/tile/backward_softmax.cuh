@@ -25,15 +25,11 @@ struct BackwardSoftmax : BackwardScores {
 
   /// Raw products -> P, in place and packed for dV (after dropout). In place also times d score_mod / d score if kSlopeEarly. `dropped`:
   /// one bit for each register.
-  /// full: the kind is known to be full.
-  template <bool full = false>
   FOVEAL_DEVICE void recompute_p(TileKind kind, float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64],
                                  EarlyTerms& early, const HeadConstants& constants, const PairPrefetch& prefetched,
                                  const LsePrefetch& lse_prefetch, const BackwardTask& work, u32 use) const {
     if constexpr (kDropout) draw_dropout(dropped, prefetched, work, use);
-    if constexpr (full) {
-      recompute_p_tile<false>(scores, p, dropped, early, constants, prefetched, lse_prefetch, work, use);
-    } else if (kind == TileKind::far) {
+    if (kind == TileKind::far) {
       recompute_p_far(scores, p, dropped, early, constants, prefetched, work, use);
     } else if (kind == TileKind::partial) {
       recompute_p_tile<true>(scores, p, dropped, early, constants, prefetched, lse_prefetch, work, use);
