@@ -50,6 +50,7 @@ def programs(report: dict[str, Any], rows: Rows) -> None:
 def programs_gpu(report: dict[str, Any], rows: Rows) -> None:
     """A row for each type and kind of kernel, and one for each line that failed. Lines that were not run, or are invalid, are left out."""
     command = report["command"]
+    first_seed = int(command[command.index("--seed") + 1]) if "--seed" in command else 0
     groups: collections.defaultdict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for line in report["check"]["results"]:
         status = {"error": "fail"}.get(line["status"], line["status"])
@@ -59,7 +60,7 @@ def programs_gpu(report: dict[str, Any], rows: Rows) -> None:
         if status == "fail":
             rows.add("programs-gpu", line["line"], failure=line["failure"].splitlines()[0])
     for (dtype, kind), counts in sorted(groups.items()):
-        rows.add("programs-gpu", f"{dtype} {kind}", first_seed=int(command[command.index("--seed") + 1]), counts=dict(counts))
+        rows.add("programs-gpu", f"{dtype} {kind}", first_seed=first_seed, counts=dict(counts))
 
 
 def soak(report: dict[str, Any], rows: Rows) -> None:

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <numeric>
 
 #include "base/check.h"
+#include "score/bounds.h"
 
 namespace foveal::problem {
 namespace {
@@ -64,26 +64,6 @@ const FillRow* row_of(const ParamFill& fill) {
   return row == std::end(fill_rows) ? nullptr : row;
 }
 
-std::pair<double, double> limits_of(DType dtype) {
-  const auto limits = []<class T>(T) {
-    return std::pair{static_cast<double>(std::numeric_limits<T>::min()), static_cast<double>(std::numeric_limits<T>::max())};
-  };
-  switch (dtype) {
-    case DType::boolean:
-      return {0, 1};
-    case DType::u8:
-      return limits(std::uint8_t{});
-    case DType::i8:
-      return limits(std::int8_t{});
-    case DType::i16:
-      return limits(std::int16_t{});
-    case DType::i32:
-      return limits(std::int32_t{});
-    default:
-      return limits(std::int64_t{});
-  }
-}
-
 }  // namespace
 
 bool is_known(const ParamFill& fill) { return row_of(fill) != nullptr; }
@@ -102,10 +82,10 @@ std::string misfit(const ParamLine& line) {
   const Values values = row_of(line.fill)->values(line.fill.args, count);
   if (values.low > values.high) return base::join(line.param.name(), ": the numbers of ", line.fill.name, " have no meaning");
   if (is_floating(line.dtype)) return {};
-  const auto [low, high] = limits_of(line.dtype);
-  if (values.whole && values.low >= low && values.high <= high) return {};
+  const scoring::Interval held = scoring::range_of(line.dtype);
+  if (values.whole && values.low >= held.low && values.high <= held.high) return {};
   return base::join(line.param.name(), ": ", line.fill.name, " gives ", values.whole ? "" : "reals, ", values.low, " to ", values.high,
-                    "; ", to_string(line.dtype), " holds integers from ", low, " to ", high);
+                    "; ", to_string(line.dtype), " holds integers from ", held.low, " to ", held.high);
 }
 
 }  // namespace foveal::problem

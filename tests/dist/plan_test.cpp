@@ -325,8 +325,8 @@ TEST(ContextPlan, PredictsWhatWasMeasured) {
     // The rates are those of H100s. 8k tokens on four take longer than predicted, perhaps for the host.
     if (gpus > 2 && (contender != "foveal" || sizes.find(" q8192 ") != std::string::npos)) continue;
     const bool both = words.starts_with("both ");
-    // On four, forward passes of 32k tokens take 11 % longer than predicted, on eight those of 32k tokens twice as long: plans do not know what slices of
-    // keys cost. A million tokens have not been measured since query heads of a group may be tasks of their own.
+    // On four, forward passes of 32k tokens take 11 % longer than predicted, on eight those of 32k tokens twice as long, for reasons that are not known
+    // yet. A million tokens have not been measured since query heads of a group may be tasks of their own.
     if (gpus > 2 && (!both || gpus > 4) && sizes.find(" q32768 ") != std::string::npos) continue;
     if (both && sizes.find(" q1048576 ") != std::string::npos) continue;
     double ms = row["ms"];

@@ -230,8 +230,8 @@ void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.lines.checked = true;
 }
 
-/// Offsets first, now that it is known which tables fit shared memory.
-void take_offsets_first(const ForwardFacts& f, Sm90ForwardConfig& config) {
+/// Whether offsets come first, now that it is known which tables fit shared memory, and the row values that threads keep.
+void take_offsets_and_rows(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.offsets_first = f.offsets_first && config.consumers == 3 && offsets_come_first(f.p, config.tiles, config.tables);
   config.row_values = config.offsets_first ? find_row_values(f.p) : find_long_row_values(f.p);
 }
@@ -240,7 +240,7 @@ std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardC
   take_lines(f, config);
   config.paged = f.p.paged || f.p.spread;
   config = with_pair_tiles_and_tables(f, config);
-  take_offsets_first(f, config);
+  take_offsets_and_rows(f, config);
   if (config.consumers == 3 && f.offsets_first && !config.offsets_first) return std::nullopt;  // no registers for reads of pairs
   return fits(f.p, config) ? std::optional(config) : std::nullopt;
 }
@@ -258,7 +258,7 @@ std::optional<Sm90ForwardConfig> completed(const ForwardFacts& f, Sm90ForwardCon
   if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   if (!fits(f.p, config)) return std::nullopt;
   if (!config.few_queries()) config.tables = sm90_fitting_tables(f.p, config.tiles, sm90_shared_limit - config.shared_bytes(f.p));
-  take_offsets_first(f, config);
+  take_offsets_and_rows(f, config);
   return config;
 }
 

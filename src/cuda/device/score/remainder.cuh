@@ -1,7 +1,7 @@
 #pragma once
-// Quotients rounded down, and remainders, of reals: exact, without the branches of the CUDA library's fmodf, which, inlined for each pair of a thread, took minutes to
-// compile. A multiple of the divisor is subtracted in a fused multiply-add, which is exact where its factor has at most 20 bits and is next to the quotient: the rest is
-// then no larger than the divisor, and a multiple of the last place of one of both. Larger quotients, whose loop next to no pair enters, take 20 bits at a time.
+// Remainders and floor divisions of reals: exact, without the branches of the CUDA library's fmodf, which, inlined for each pair of a thread, took minutes to
+// compile. A fused multiply-add subtracts a multiple of the divisor. That is exact where the factor has at most 20 bits and is next to the quotient: the
+// result is then below the divisor, and a multiple of the last place of one of both. Larger quotients, which are rare, take 20 bits at a time in a loop.
 #include "score/approximations.cuh"
 
 namespace foveal::device {
@@ -22,10 +22,10 @@ FOVEAL_DEVICE float take_nearest(float& rest, float unit) {
 FOVEAL_DEVICE NearestMultiple nearest_multiple(float a, float b) {
   constexpr float kMost = 0x1p20f;
   const float size = fabsf(b);
-  const bool large = size > 0x1p100f, small = size < 0x1p-60f;  // moved to where reciprocals are neither infinite nor subnormal
-  const float power = large ? 0x1p-60f : small ? 0x1p60f : 1.0f;
-  const float unit = size * power;
-  NearestMultiple found{0, a * power};
+  const bool large = size > 0x1p100f, small = size < 0x1p-60f;  // scaled: their reciprocals would be subnormal or infinite
+  const float scale = large ? 0x1p-60f : small ? 0x1p60f : 1.0f;
+  const float unit = size * scale;
+  NearestMultiple found{0, a * scale};
 #pragma unroll 1
   while (unit > 0 && fabsf(found.rest) >= unit * kMost) {
     const int octaves = ((__float_as_int(found.rest) & 0x7fffffff) - __float_as_int(unit * kMost) >> 23) + 1;

@@ -175,11 +175,11 @@ struct TileScores : TileRows {
         return update(TanhPolynomial<4>(factor, times * exponent));
       }
     }
-    constexpr bool kRare = partial && kCapsInParts;
+    constexpr bool kRolled = partial && kCapsInParts;
     if (kTanhAhead && all_small(most, TanhPolynomial<5>::limit(factor))) {
-      with.template operator()<kRare>(TanhPolynomial<5>(factor, times));
+      with.template operator()<kRolled>(TanhPolynomial<5>(factor, times));
     } else {
-      with.template operator()<kRare>(AnyTanhAhead{factor, times});
+      with.template operator()<kRolled>(AnyTanhAhead{factor, times});
     }
     return ScoreForm::scores;
   }

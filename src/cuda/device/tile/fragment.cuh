@@ -46,7 +46,8 @@ FOVEAL_DEVICE void in_parts(float (&registers)[count], Change&& change) {
     for (int j = 0; j < kPart; ++j) part[j] = registers[j];
     change(part, i);
 #pragma unroll
-    for (int j = 0; j < count; ++j) registers[j] = j + kPart < count ? registers[j + kPart] : part[j + kPart - count];
+    for (int j = 0; j < kPart; ++j) registers[j] = part[j];
+    rotate<kPart>(registers);
   }
 }
 
