@@ -45,8 +45,13 @@ static void fill(tensors* t, const int64_t* tokens, int64_t count) {
   t->param = (foveal_param){.declaration = "slope: real[2]", .tensor = &t->views[9], .gradient = &t->views[10]};
   t->call = FOVEAL_INIT(foveal_call);
   t->call.params = &t->param, t->call.param_count = 1;
-  t->call.q = &t->views[0], t->call.k = &t->views[1], t->call.v = &t->views[2], t->call.out = &t->views[3], t->call.dout = &t->views[4];
-  t->call.dq = &t->views[5], t->call.dk = &t->views[6], t->call.dv = &t->views[7], t->call.lse = &t->views[8];
+  t->call.q = &t->views[0], t->call.k = &t->views[1], t->call.v = &t->views[2], t->call.out = &t->views[3], t->call.lse = &t->views[8];
+}
+
+/* From the forward call to the backward one, which reads out and lse. */
+static void turn_backward(tensors* t) {
+  t->call.pass = FOVEAL_BACKWARD;
+  t->call.dout = &t->views[4], t->call.dq = &t->views[5], t->call.dk = &t->views[6], t->call.dv = &t->views[7];
 }
 
 int main(void) {
@@ -62,7 +67,7 @@ int main(void) {
   tensors whole;
   fill(&whole, all, seqlen);
   check(foveal_run(&attention, &whole.call, NULL, NULL));
-  whole.call.pass = FOVEAL_BACKWARD;
+  turn_backward(&whole);
   check(foveal_run(&attention, &whole.call, NULL, NULL));
 
   foveal_ranks* ranks;
@@ -79,7 +84,7 @@ int main(void) {
   tensors mine;
   fill(&mine, tokens, count);
   check(foveal_context_run(context, &mine.call, NULL));
-  mine.call.pass = FOVEAL_BACKWARD;
+  turn_backward(&mine);
   check(foveal_context_run(context, &mine.call, NULL));
 
   double most = 0;

@@ -77,7 +77,7 @@ typedef struct foveal_attention {
 typedef struct foveal_param {
   const char* declaration; /* "rel: real[4, 33]"; read by planning only: a plan's run identifies parameters by their order */
   const foveal_tensor* tensor;
-  const foveal_tensor* gradient; /* null: not requested */
+  const foveal_tensor* gradient; /* null: not requested; forward passes ignore it */
 } foveal_param;
 
 /* The tensors of one call; null: absent. Strides are arbitrary. Sizes:
@@ -97,7 +97,7 @@ typedef struct foveal_param {
  * All tensors are on one device. q, k, v, out, dout, dq, dk, dv have one dtype: F64, F32, BF16 or F16; on CPUs, outputs of BF16 and F16 calls
  * may be F32. heads_q is a multiple of heads_kv; query head h uses kv head h / (heads_q / heads_kv). lse is the natural logarithm of the
  * softmax denominator: optional in a forward pass, required in a backward pass. dq, dk, dv and parameter gradients are each optional. Outputs
- * must not overlap each other or an input. A forward pass leaves dout to dv null. */
+ * must not overlap each other or an input. In a forward pass dout to dv must be null. */
 typedef struct foveal_call {
   size_t struct_size;
   int32_t pass;
