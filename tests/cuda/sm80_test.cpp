@@ -29,9 +29,10 @@ std::vector<jit::KernelSource> sources_of(const problem::Problem& p) {
   }
   sources.push_back(delta_sm80_source(p));
   for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::measure))
-    sources.push_back(backward_sm80_source(p, "measure_sm80", config));
-  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dq)) sources.push_back(backward_sm80_source(p, "dq_sm80", config));
-  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dkdv)) sources.push_back(backward_sm80_source(p, "dkdv_sm80", config));
+    sources.push_back(backward_sm80_source(p, Sm80Kernel::measure, config));
+  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dq)) sources.push_back(backward_sm80_source(p, Sm80Kernel::dq, config));
+  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dkdv))
+    sources.push_back(backward_sm80_source(p, Sm80Kernel::dkdv, config));
   Workspace workspace;
   const ParamGradients gradients(p, sm80_read_plan(p, sm80_candidates(p, Sm80Kernel::dq).front()), workspace);
   sources.insert(sources.end(), gradients.sources().begin(), gradients.sources().end());
@@ -63,8 +64,8 @@ TEST_F(Sm80, MainConfigurationsDoNotSpill) {
         if (p.pass == Pass::forward) {
           sources.push_back(forward_sm80_source(p, *sm80_config(p, Sm80Kernel::forward, a100)));
         } else {
-          sources.push_back(backward_sm80_source(p, "dq_sm80", *sm80_config(p, Sm80Kernel::dq, a100)));
-          sources.push_back(backward_sm80_source(p, "dkdv_sm80", *sm80_config(p, Sm80Kernel::dkdv, a100)));
+          sources.push_back(backward_sm80_source(p, Sm80Kernel::dq, *sm80_config(p, Sm80Kernel::dq, a100)));
+          sources.push_back(backward_sm80_source(p, Sm80Kernel::dkdv, *sm80_config(p, Sm80Kernel::dkdv, a100)));
         }
         for (const char* arch : {"sm_80", "sm_90a"}) {
           for (const auto& image : compile_for(sources, arch)) {
@@ -86,8 +87,8 @@ TEST_F(Sm80, UsesTheInstructionsOfTheArchitecture) {
       if (p.pass == Pass::forward) {
         sources = {forward_sm80_source(p, *sm80_config(p, Sm80Kernel::forward, a100))};
       } else {
-        sources = {backward_sm80_source(p, "dq_sm80", *sm80_config(p, Sm80Kernel::dq, a100)),
-                   backward_sm80_source(p, "dkdv_sm80", *sm80_config(p, Sm80Kernel::dkdv, a100))};
+        sources = {backward_sm80_source(p, Sm80Kernel::dq, *sm80_config(p, Sm80Kernel::dq, a100)),
+                   backward_sm80_source(p, Sm80Kernel::dkdv, *sm80_config(p, Sm80Kernel::dkdv, a100))};
       }
       for (const auto& image : compile_for(sources, "sm_80")) {
         auto counts = instructions_of(image->bytes);
@@ -184,7 +185,7 @@ TEST_F(Sm80, TwoScanCompiles) {
     const problem::Problem p = problem_of(std::string("backward bf16 b1 h2 q128:128 ") + dims);
     const auto config = two_scan_config(p, 232448);
     ASSERT_TRUE(config) << dims;
-    EXPECT_GT(compile_for({backward_sm80_source(p, "two_scan_sm80", *config)}, "sm_90a")[0]->bytes.size(), 1000u);
+    EXPECT_GT(compile_for({backward_sm80_source(p, Sm80Kernel::two_scan, *config)}, "sm_90a")[0]->bytes.size(), 1000u);
   }
 }
 

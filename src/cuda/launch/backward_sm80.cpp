@@ -44,17 +44,17 @@ class BackwardSm80 : public GpuExecutable {
     two_scan_ = p.attention.backward == BackwardStrategy::two_scan && wants_queries && wants_keys;
     if (two_scan_) {
       const Sm80Config config = *two_scan_config(p, device.shared_bytes);
-      queries_.emplace(p, Sm80Kernel::dq, config, backward_sm80_source(p, "two_scan_sm80", config), workspace_);
-      keys_.emplace(p, Sm80Kernel::dkdv, config, backward_sm80_source(p, "two_scan_sm80", config), workspace_);
+      queries_.emplace(p, Sm80Kernel::dq, config, backward_sm80_source(p, Sm80Kernel::two_scan, config), workspace_);
+      keys_.emplace(p, Sm80Kernel::dkdv, config, backward_sm80_source(p, Sm80Kernel::two_scan, config), workspace_);
       queries_->reserve_shared(keys_->shared_bytes());
     } else {
       if (wants_keys) {
         const Sm80Config config = *sm80_config(p, Sm80Kernel::dkdv, device);
-        keys_.emplace(p, Sm80Kernel::dkdv, config, backward_sm80_source(p, "dkdv_sm80", config), workspace_);
+        keys_.emplace(p, Sm80Kernel::dkdv, config, backward_sm80_source(p, Sm80Kernel::dkdv, config), workspace_);
       }
       if (wants_queries) {
         const Sm80Config config = *sm80_config(p, Sm80Kernel::dq, device);
-        queries_.emplace(p, Sm80Kernel::dq, config, backward_sm80_source(p, "dq_sm80", config), workspace_);
+        queries_.emplace(p, Sm80Kernel::dq, config, backward_sm80_source(p, Sm80Kernel::dq, config), workspace_);
       }
     }
     const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
@@ -174,14 +174,15 @@ jit::KernelSource delta_sm80_source(const problem::Problem& p) {
   return source;
 }
 
-jit::KernelSource backward_sm80_source(const problem::Problem& p, const char* kernel, const Sm80Config& config) {
-  jit::KernelSource source = source_of(p, kernel);
+jit::KernelSource backward_sm80_source(const problem::Problem& p, Sm80Kernel kernel, const Sm80Config& config) {
+  jit::KernelSource source = source_of(p, sm80_stem(kernel));
   config.set(source.constants);
+  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p, kernel)));
   return source;
 }
 
 jit::KernelSource pairs_sm80_source(const problem::Problem& p, const Sm80Config& config, int read) {
-  jit::KernelSource source = backward_sm80_source(p, "pairs_sm80", config);
+  jit::KernelSource source = backward_sm80_source(p, Sm80Kernel::pairs, config);
   const scoring::TrainableRead& facts = p.score->reads[static_cast<std::size_t>(read)];
   bool shared = true;  // does every walked (batch, head) add to one address?
   for (const scoring::ValueId index : facts.index) {
@@ -200,7 +201,7 @@ std::optional<Sm80Config> two_scan_config(const problem::Problem& p, std::size_t
   for (const Sm80Config& config :
        {Sm80Config{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2}, Sm80Config{.block_q = 64, .block_kv = 64, .warps = 4},
         Sm80Config{.block_q = 32, .block_kv = 32, .warps = 2}, Sm80Config{.block_q = 16, .block_kv = 16, .warps = 1}}) {
-    if (std::max(config.shared_bytes(p, Sm80Kernel::dq), config.shared_bytes(p, Sm80Kernel::dkdv)) <= limit) return config;
+    if (config.shared_bytes(p, Sm80Kernel::two_scan) <= limit) return config;
   }
   return std::nullopt;
 }

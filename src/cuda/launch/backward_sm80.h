@@ -9,8 +9,8 @@ namespace foveal::cuda {
 extern const Candidate backward_sm80;
 
 jit::KernelSource delta_sm80_source(const problem::Problem& problem);
-/// kernel: measure_sm80, dq_sm80, dkdv_sm80 or two_scan_sm80.
-jit::KernelSource backward_sm80_source(const problem::Problem& problem, const char* kernel, const Sm80Config& config);
+/// The kernel for a problem and tiles; arch is left to the caller.
+jit::KernelSource backward_sm80_source(const problem::Problem& problem, Sm80Kernel kernel, const Sm80Config& config);
 /// For read `read` of the score program, whose elements several batches or heads share.
 jit::KernelSource pairs_sm80_source(const problem::Problem& problem, const Sm80Config& config, int read);
 

@@ -48,7 +48,7 @@ class ForwardSm80 : public GpuExecutable {
 
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_sm80(p, facts)) return reason;
-  if (p.spread) return "keys of a part in stretches";
+  if (p.spread) return "keys of a part in ranges";
   if (!sm80_config(p, Sm80Kernel::forward, sm80_device(facts))) {
     return base::join("a tile of head_dim ", p.head_dim, " does not fit into ", facts.shared_bytes_per_block, " bytes of shared memory");
   }
@@ -71,9 +71,13 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 const Candidate forward_sm80{"sm80", Pass::forward, refuses, make, families};
 
 jit::KernelSource forward_sm80_source(const problem::Problem& problem, const Sm80Config& config) {
-  jit::KernelSource source{
-      .stem = "forward_sm80", .entry = "forward_sm80", .constants = attention_constants(problem), .score = emit_score(problem), .arch = {}};
+  jit::KernelSource source{.stem = sm80_stem(Sm80Kernel::forward),
+                           .entry = sm80_stem(Sm80Kernel::forward),
+                           .constants = attention_constants(problem),
+                           .score = emit_score(problem),
+                           .arch = {}};
   config.set(source.constants);
+  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem, Sm80Kernel::forward)));
   return source;
 }
 

@@ -43,7 +43,7 @@ void PassSm80::describe(Explanation& e, const char* name, const problem::Problem
 MeasureSm80::MeasureSm80(const problem::Problem& p, std::size_t limit)
     : config_(*sm80_config(p, Sm80Kernel::measure, limit)),
       shared_bytes_(static_cast<unsigned>(config_.shared_bytes(p, Sm80Kernel::measure))),
-      source_(backward_sm80_source(p, "measure_sm80", config_)) {}
+      source_(backward_sm80_source(p, Sm80Kernel::measure, config_)) {}
 
 void MeasureSm80::run(const problem::Problem& p, device::AttentionArgs args, Stream stream) const {
   args.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q - 1) / config_.block_q);
@@ -59,7 +59,7 @@ ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, const ReadP
     problem::Problem reads_only = p;
     reads_only.dq = {};
     const Sm80Config config = *sm80_config(p, Sm80Kernel::reads, limit);
-    queries_.emplace(p, Sm80Kernel::reads, config, backward_sm80_source(reads_only, "dq_sm80", config), workspace);
+    queries_.emplace(p, Sm80Kernel::reads, config, backward_sm80_source(reads_only, Sm80Kernel::reads, config), workspace);
   }
   for (const int number : plan.of(Collector::any_pairs)) {
     const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];

@@ -1,9 +1,11 @@
 #include "cuda/tune/sm80.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/check.h"
 #include "base/divide.h"
+#include "cuda/device/layout/sm80.cuh"
 #include "cuda/tune/tuned.h"
 
 namespace foveal::cuda {
@@ -149,32 +151,44 @@ std::string Sm80Config::text() const {
                     column_split > 1 ? base::join(" split ", column_split) : "", note);
 }
 
+const char* sm80_stem(Sm80Kernel kernel) {
+  static constexpr const char* stems[] = {"forward_sm80", "dq_sm80", "dkdv_sm80", "two_scan_sm80", "dq_sm80", "pairs_sm80", "measure_sm80"};
+  static_assert(std::size(stems) == static_cast<std::size_t>(Sm80Kernel::measure) + 1);
+  return stems[static_cast<std::size_t>(kernel)];
+}
+
 std::size_t Sm80Config::shared_bytes(const problem::Problem& p, Sm80Kernel kernel) const {
-  const int element = static_cast<int>(size_of(p.dtype)), real = p.dtype == DType::f64 ? 8 : 4;
-  const int dim = round_up(p.head_dim, 16 * column_split), dim_v = round_up(p.head_dim_v, 16 * column_split);
-  const auto tile = [&](int rows, int cols) { return rows * (cols * element + 16); };
-  const int walked = kernel == Sm80Kernel::dkdv ? block_q : block_kv;
-  int bytes = 0;
-  switch (kernel) {
-    case Sm80Kernel::forward:
-      bytes = tile(block_q, std::max(dim, dim_v)) + tile(stages * walked, dim) + tile(stages * walked, dim_v) + round_up(block_kv, 16);
-      break;
-    case Sm80Kernel::measure:
-      bytes = tile(block_q, dim) + tile(stages * walked, dim) + tile(stages * walked, dim_v) + round_up(block_kv, 16);
-      break;
-    case Sm80Kernel::dkdv:
-      bytes = tile(block_kv, dim) + tile(block_kv, dim_v) + tile(stages * walked, dim) + tile(stages * walked, dim_v) +
-              3 * round_up(stages * block_q * real, 16) + (p.has_mask() ? round_up(block_q, 16) : 0);
-      break;
-    case Sm80Kernel::dq:
-    case Sm80Kernel::reads:
-    case Sm80Kernel::pairs:
-      bytes = tile(block_q, dim) + tile(block_q, dim_v) + tile(stages * walked, dim) + tile(stages * walked, dim_v) +
-              round_up(block_kv, 16) + round_up(warps * real, 16);
-      if (p.score && !p.score->reads.empty()) bytes += round_up(block_q * (block_kv + 8) * real, 16);
-      break;
-  }
-  return static_cast<std::size_t>(bytes);
+  const auto in_lines = [](const scoring::TrainableRead& read) {
+    return read.reduction == scoring::Reduction::column || read.reduction == scoring::Reduction::diagonal;
+  };
+  const device::Sm80Shape shape{
+      .block_q = block_q,
+      .block_kv = block_kv,
+      .dim = device::padded_dim(static_cast<int>(p.head_dim), column_split),
+      .dim_v = device::padded_dim(static_cast<int>(p.head_dim_v), column_split),
+      .stages = stages,
+      .warps = warps,
+      .element_bytes = static_cast<int>(size_of(p.dtype)),
+      .real_bytes = p.dtype == DType::f64 ? 8 : 4,
+      .has_mask = p.has_mask(),
+      .stages_terms = column_split == 1 && p.score && std::any_of(p.score->reads.begin(), p.score->reads.end(), in_lines)};
+  const auto bytes = [&] {
+    switch (kernel) {
+      case Sm80Kernel::forward:
+        return device::ForwardSm80Layout(shape, true).bytes;
+      case Sm80Kernel::measure:
+        return device::ForwardSm80Layout(shape, false).bytes;
+      case Sm80Kernel::dkdv:
+        return device::DkdvSm80Layout(shape).bytes;
+      case Sm80Kernel::two_scan:
+        return device::two_scan_bytes(shape);
+      case Sm80Kernel::pairs:
+        return device::PairsSm80Layout(shape).bytes;
+      default:
+        return device::DqSm80Layout(shape).bytes;  // dq, reads
+    }
+  };
+  return static_cast<std::size_t>(bytes());
 }
 
 void Sm80Config::set(jit::Constants& constants) const {

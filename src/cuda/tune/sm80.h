@@ -10,8 +10,10 @@
 
 namespace foveal::cuda {
 
-/// reads: the dq kernel without dq, for gradients of parameters alone; measure: of far rows.
-enum class Sm80Kernel { forward, dq, dkdv, reads, pairs, measure };
+/// two_scan: dq and dkdv in one launch; reads: the dq kernel without dq, for gradients of parameters alone; measure: of far rows.
+enum class Sm80Kernel { forward, dq, dkdv, two_scan, reads, pairs, measure };
+/// Of its file under device/kernels and of its entry.
+const char* sm80_stem(Sm80Kernel kernel);
 
 struct Sm80Config {
   int block_q = 64, block_kv = 64;

@@ -3,6 +3,7 @@
 
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
     dkdv_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
-  extern __shared__ uint4 shared_begin[];
-  foveal::device::dkdv_tile(args, int(blockIdx.x), shared_begin);
+  extern __shared__ uint4 shared[];
+  static_assert(foveal::device::kDkdvShared.bytes == kSharedBytes, "the host set aside another size");
+  foveal::device::dkdv_tile(args, int(blockIdx.x), shared);
 }

@@ -159,17 +159,14 @@ FOVEAL_DEVICE void finish_softmax(const AttentionArgs& args, const Sequence& seq
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
     forward_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
   using namespace foveal::device;
-  extern __shared__ uint4 shared_begin[];
-  SharedMemory shared(shared_begin);
-  // The output reuses the shared memory of Q.
-  Element* q_or_out = shared.take<Element>(
-      kBlockQ * SharedTile<Element, kBlockQ, (kHeadDimPadded > kHeadDimVPadded ? kHeadDimPadded : kHeadDimVPadded)>::kPitch *
-      int(sizeof(Element)));
-  const SharedTile<Element, kBlockQ, kHeadDimPadded> q_smem{q_or_out};
-  const SharedTile<Element, kBlockQ, kHeadDimVPadded> out_smem{q_or_out};
-  const auto k_smem = shared.tile<kStages * kBlockKv, kHeadDimPadded>();
-  const auto v_smem = shared.tile<kStages * kBlockKv, kHeadDimVPadded>();
-  unsigned char* kept = shared.take<unsigned char>(kBlockKv);
+  extern __shared__ uint4 shared[];
+  constexpr ForwardSm80Layout kShared(sm80_shape(), true);
+  static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
+  const auto q_smem = tile_at<kBlockQ, kHeadDimPadded>(shared, kShared.query);
+  const auto out_smem = tile_at<kBlockQ, kHeadDimVPadded>(shared, kShared.query);
+  const auto k_smem = tile_at<kStages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
+  const auto v_smem = tile_at<kStages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
+  unsigned char* kept = shared_at<unsigned char>(shared, kShared.kept);
 
   const QueryTile queries(args, int(blockIdx.x));
   if (!queries.exists()) return;

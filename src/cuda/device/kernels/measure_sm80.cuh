@@ -37,12 +37,13 @@ FOVEAL_DEVICE void measure_tile(const AttentionArgs& args, Position at, int q_lo
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
     measure_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
   using namespace foveal::device;
-  extern __shared__ uint4 shared_begin[];
-  SharedMemory shared(shared_begin);
-  const auto q_smem = shared.tile<kBlockQ, kHeadDimPadded>();
-  const auto k_smem = shared.tile<kStages * kBlockKv, kHeadDimPadded>();
-  const auto v_smem = shared.tile<kStages * kBlockKv, kHeadDimVPadded>();
-  unsigned char* kept = shared.take<unsigned char>(kBlockKv);
+  extern __shared__ uint4 shared[];
+  constexpr ForwardSm80Layout kShared(sm80_shape(), false);
+  static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
+  const auto q_smem = tile_at<kBlockQ, kHeadDimPadded>(shared, kShared.query);
+  const auto k_smem = tile_at<kStages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
+  const auto v_smem = tile_at<kStages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
+  unsigned char* kept = shared_at<unsigned char>(shared, kShared.kept);
 
   const QueryTile queries(args, int(blockIdx.x));
   if (!queries.exists()) return;

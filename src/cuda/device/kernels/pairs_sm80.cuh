@@ -71,13 +71,14 @@ FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
     pairs_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
   using namespace foveal::device;
-  extern __shared__ uint4 shared_begin[];
-  SharedMemory shared(shared_begin);
-  const auto q_smem = shared.tile<kBlockQ, kHeadDimPadded>();
-  const auto dout_smem = shared.tile<kBlockQ, kHeadDimVPadded>();
-  const auto k_smem = shared.tile<kBlockKv, kHeadDimPadded>();
-  const auto v_smem = shared.tile<kBlockKv, kHeadDimVPadded>();
-  unsigned char* kept = shared.take<unsigned char>(kBlockKv);
+  extern __shared__ uint4 shared[];
+  constexpr PairsSm80Layout kShared = kDqShared.pairs;
+  static_assert(kStages == 1 && kShared.bytes == kSharedBytes, "the host set aside another size");
+  const auto q_smem = tile_at<kBlockQ, kHeadDimPadded>(shared, kShared.query);
+  const auto dout_smem = tile_at<kBlockQ, kHeadDimVPadded>(shared, kShared.dout);
+  const auto k_smem = tile_at<kBlockKv, kHeadDimPadded>(shared, kShared.key);
+  const auto v_smem = tile_at<kBlockKv, kHeadDimVPadded>(shared, kShared.value);
+  unsigned char* kept = shared_at<unsigned char>(shared, kShared.kept);
 
   const int tile_kv = int(blockIdx.x) % args.tiles_kv, tile_q = int(blockIdx.x) / args.tiles_kv % args.tiles_q;
   // The batch entry and head, as far as the parameter is indexed by them.

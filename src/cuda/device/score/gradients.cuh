@@ -21,8 +21,7 @@ struct alignas(2 * sizeof(R)) StagePair {
 /// Terms of a tile, for sums along its columns and diagonals.
 template <int kRows, int kCols>
 struct TermTile {
-  static constexpr int kPitch = kCols + 8;  // padded, so that the pairs of a warp are on different banks
-  static constexpr int kBytes = staged_reads() ? kRows * kPitch * int(sizeof(R)) : 0;
+  static constexpr int kPitch = term_pitch(kCols);
   R* data;
 };
 

@@ -6,8 +6,11 @@
 //  registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of dk, dv
 // Large head dims split the columns of dk and dv over kColumnSplit warps, which compute the same scores.
 #include "tile/nonfinite_rows.cuh"
+#include "tile/shared_sm80.cuh"
 
 namespace foveal::device {
+
+constexpr DkdvSm80Layout kDkdvShared(sm80_shape());
 
 /// s^T, dp^T -> p^T (with dropout applied, as dv needs it) and ds^T.
 template <bool kMasked>
@@ -60,19 +63,18 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
 }
 
 /// Long: its phases share register fragments.
-FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_begin) {
+FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared) {
   constexpr int kRows = 16 * kRowTiles;
   constexpr int kColsK = kHeadDimPadded / kColumnSplit, kColsV = kHeadDimVPadded / kColumnSplit;
-  SharedMemory shared(shared_begin);
-  const auto k_smem = shared.tile<kBlockKv, kHeadDimPadded>();
-  const auto v_smem = shared.tile<kBlockKv, kHeadDimVPadded>();
-  const auto q_smem = shared.tile<kStages * kBlockQ, kHeadDimPadded>();
-  const auto dout_smem = shared.tile<kStages * kBlockQ, kHeadDimVPadded>();
-  R* lse2_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
-  R* largest_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
-  R* delta_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
-
-  unsigned char* nonfinite = shared.take<unsigned char>(kHasMask ? kBlockQ : 0);
+  constexpr DkdvSm80Layout kShared = kDkdvShared;
+  const auto k_smem = tile_at<kBlockKv, kHeadDimPadded>(shared, kShared.key);
+  const auto v_smem = tile_at<kBlockKv, kHeadDimVPadded>(shared, kShared.value);
+  const auto q_smem = tile_at<kStages * kBlockQ, kHeadDimPadded>(shared, kShared.query);
+  const auto dout_smem = tile_at<kStages * kBlockQ, kHeadDimVPadded>(shared, kShared.dout);
+  R* lse2_smem = shared_at<R>(shared, kShared.lse2);
+  R* largest_smem = shared_at<R>(shared, kShared.largest);
+  R* delta_smem = shared_at<R>(shared, kShared.delta);
+  unsigned char* nonfinite = shared_at<unsigned char>(shared, kShared.nonfinite);
 
   const int tile_kv = task % args.tiles_kv;
   const int head_kv = task / args.tiles_kv % args.heads_kv;

@@ -8,6 +8,11 @@
 
 namespace foveal::device {
 
+constexpr bool kCollects = kReads > 0 && kColumnSplit == 1;
+constexpr bool kStagesTerms = kCollects && staged_reads();
+constexpr Sm80Shape kDqShape = sm80_shape(kStagesTerms);
+constexpr DqSm80Layout kDqShared(kDqShape);
+
 /// s, dp -> p and ds' for rows of queries. On return s holds scaled raw scores, dp the gradient of the modified ones.
 template <bool kMasked>
 FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kBlockKv / 8][4],
@@ -70,17 +75,16 @@ FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& se
   }
 }
 
-FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_begin) {
+FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
   constexpr int kCols = kHeadDimPadded / kColumnSplit;  // of dq, for each warp
-  constexpr bool kCollects = kReads > 0 && kColumnSplit == 1;
-  SharedMemory shared(shared_begin);
-  const auto q_smem = shared.tile<kBlockQ, kHeadDimPadded>();
-  const auto dout_smem = shared.tile<kBlockQ, kHeadDimVPadded>();
-  const auto k_smem = shared.tile<kStages * kBlockKv, kHeadDimPadded>();
-  const auto v_smem = shared.tile<kStages * kBlockKv, kHeadDimVPadded>();
-  unsigned char* kept = shared.take<unsigned char>(kBlockKv);
-  R* scratch = shared.take<R>(kWarps * int(sizeof(R)));
-  const TermTile<kBlockQ, kBlockKv> terms{shared.take<R>(TermTile<kBlockQ, kBlockKv>::kBytes)};
+  constexpr PairsSm80Layout kShared = kDqShared.pairs;
+  const auto q_smem = tile_at<kBlockQ, kHeadDimPadded>(shared, kShared.query);
+  const auto dout_smem = tile_at<kBlockQ, kHeadDimVPadded>(shared, kShared.dout);
+  const auto k_smem = tile_at<kStages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
+  const auto v_smem = tile_at<kStages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
+  unsigned char* kept = shared_at<unsigned char>(shared, kShared.kept);
+  R* scratch = shared_at<R>(shared, kDqShared.scratch);
+  const TermTile<kBlockQ, kBlockKv> terms{shared_at<R>(shared, kDqShared.terms)};
 
   const QueryTile queries(args, task);
   if (!queries.exists()) return;

@@ -10,8 +10,8 @@
 namespace foveal::device {
 
 using R = Real<Element>;
-constexpr int kHeadDimPadded = round_up(kHeadDim, 16 * kColumnSplit);
-constexpr int kHeadDimVPadded = round_up(kHeadDimV, 16 * kColumnSplit);
+constexpr int kHeadDimPadded = padded_dim(kHeadDim, kColumnSplit);
+constexpr int kHeadDimVPadded = padded_dim(kHeadDimV, kColumnSplit);
 constexpr int kThreads = kWarps * kWarp;
 constexpr bool kScaleBefore = kHasScore || kScaleFirst;  ///< scale each score, instead of in the exponent
 constexpr R kLog2eR = 1.4426950408889634;
@@ -76,25 +76,6 @@ FOVEAL_DEVICE R probability_of(const AttentionArgs& args, R modified, const RowS
   if constexpr (kTensorCores<Element>) return exp2_real(fma_real(score, score_exponent(args), -row.log_sum));
   return exp2_real((score - row.log_sum) * kLog2eR);
 }
-
-/// Bump allocator of shared memory.
-class SharedMemory {
- public:
-  FOVEAL_DEVICE explicit SharedMemory(void* begin) : at_(static_cast<char*>(begin)) {}
-  template <int kRows, int kCols>
-  FOVEAL_DEVICE SharedTile<Element, kRows, kCols> tile() {
-    return {take<Element>(SharedTile<Element, kRows, kCols>::kBytes)};
-  }
-  template <class T>
-  FOVEAL_DEVICE T* take(int bytes) {
-    T* begin = reinterpret_cast<T*>(at_);
-    at_ += round_up(bytes, 16);
-    return begin;
-  }
-
- private:
-  char* at_;
-};
 
 /// Clears the rows of a tile whose flag differs from `stays`: those that no pair of the tile keeps, as padding may hold NaN, and 0 * NaN =
 /// NaN.

@@ -1,6 +1,6 @@
 #pragma once
 // A tile of queries and its loop over kv tiles: common to the forward and the dq kernel.
-#include "tile/problem.cuh"
+#include "tile/shared_sm80.cuh"
 
 namespace foveal::device {
 

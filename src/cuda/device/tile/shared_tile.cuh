@@ -1,6 +1,7 @@
 #pragma once
-// Tiles in shared memory for ldmatrix: rows of kCols elements, padded by 16 bytes, so that eight consecutive rows are on different banks.
+// Tiles in shared memory for ldmatrix: padded rows of kCols elements.
 #include "args.cuh"
+#include "layout/sm80.cuh"
 #include "ptx/mma.cuh"
 
 namespace foveal::device {
@@ -8,8 +9,7 @@ namespace foveal::device {
 template <class T, int kRows, int kCols>
 struct SharedTile {
   static_assert(kCols % 16 == 0, "columns come in steps of the tensor cores");
-  static constexpr int kPitch = kCols + 16 / int(sizeof(T));
-  static constexpr int kBytes = kRows * kPitch * int(sizeof(T));
+  static constexpr int kPitch = padded_row_bytes(kCols, sizeof(T)) / int(sizeof(T));
   static constexpr int kPieces = kCols * int(sizeof(T)) / 16;  ///< of 16 bytes, in a row
   T* data;
 
