@@ -125,7 +125,7 @@ struct Part {
   std::int64_t seqlen_q = 0, seqlen_kv = 0;  ///< values of the symbols; 0: sizes of the tensors
   /// Forward: this call sees every key of its queries, so it writes final results in their usual dtypes and a sink is allowed.
   bool whole_rows = false;
-  /// With whole_rows: this many keys, starting at kv_offset, lie in `stretches` of k, v and k_received, v_received. 0: all keys are in k
+  /// With whole_rows: this many keys, starting at kv_offset, lie in `key_ranges` of k, v and k_received, v_received. 0: all keys are in k
   /// and v.
   std::int64_t spread_keys = 0;
   /// Backward, on Hopper: per-row data and the sum of dq stay in `kept` between parts; the last part writes dq once, in q's dtype.
@@ -138,11 +138,11 @@ struct Part {
   bool adds_to_q = false;    ///< true: merge into the out and lse, or the dq, of earlier parts; false: overwrite
   bool adds_to_kv = false;   ///< the same for dk and dv
   std::uint16_t number = 0;  ///< distinct among the parts that share rows; kept in the low bits of lse
-  static constexpr std::int64_t stretch_unit = 128;
-  static constexpr std::size_t most_stretches = 16;
-  /// Consecutive keys of the spread ones, up to where the next stretch begins.
-  struct Stretch {
-    std::int64_t first = 0;  ///< first key, a multiple of stretch_unit
+  static constexpr std::int64_t key_range_unit = 128;
+  static constexpr std::size_t most_key_ranges = 16;
+  /// Consecutive keys of the spread ones, up to where the next range begins.
+  struct KeyRange {
+    std::int64_t first = 0;  ///< first key, a multiple of key_range_unit
     std::int64_t row = 0;    ///< its row in k and v, or in k_received and v_received
     bool received = false;   ///< which of the two
     /// Device-readable word to wait for: the keys have arrived once it has counted up to `arrived` (it may wrap around). Null: no wait.
@@ -151,9 +151,9 @@ struct Part {
     /// With `word`: kv heads arrive in so many groups, each of which counts: heads_kv >> (slices - 1) of them, then as many as came before, then the rest.
     std::uint32_t slices = 1;
   };
-  const std::uint32_t* failed = nullptr;            ///< device-readable; nonzero ends all waits. Required with any `word`
-  std::array<Stretch, most_stretches> stretches{};  ///< the first stretch_count of them; the first begins at key 0
-  std::size_t stretch_count = 0;
+  const std::uint32_t* failed = nullptr;               ///< device-readable; nonzero ends all waits. Required with any `word`
+  std::array<KeyRange, most_key_ranges> key_ranges{};  ///< the first key_range_count of them; the first begins at key 0
+  std::size_t key_range_count = 0;
   TensorView k_received{}, v_received{};  ///< dtype, batch, heads and dim of k and v; may be absent
   static constexpr std::size_t most_kept = 64;
   /// State of consecutive rows of one sequence that several parts work on (keeps_rows). The part that begins and the part that ends cover

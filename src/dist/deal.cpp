@@ -191,7 +191,7 @@ Dealt deal_contiguous(const std::vector<std::int64_t>& lengths, std::int64_t uni
     const std::int64_t here = divide_up(lengths[s], unit);
     for (std::int64_t at = 0; at < here;) {
       const std::int64_t group =
-          ((before + at + 1) * groups - 1) / std::max<std::int64_t>(units, 1);  // its stretch is [units g / groups, units (g + 1) / groups)
+          ((before + at + 1) * groups - 1) / std::max<std::int64_t>(units, 1);  // its range is [units g / groups, units (g + 1) / groups)
       const std::int64_t end = std::min(here, units * (group + 1) / groups - before);
       dealt.chunks.push_back(
           {static_cast<std::int32_t>(s), static_cast<std::int32_t>(group), {at * unit, std::min(lengths[s], end * unit)}, 0});

@@ -13,7 +13,7 @@ struct Dealt {
   std::int64_t largest_piece = 0;
 };
 
-/// Equal stretches of the axis, in order.
+/// Equal ranges of the axis, in order.
 Dealt deal_contiguous(const std::vector<std::int64_t>& lengths, std::int64_t unit, int groups);
 /// Each sequence in 2 x groups equal chunks; group i takes chunks i and 2 groups - 1 - i.
 Dealt deal_zigzag(const std::vector<std::int64_t>& lengths, std::int64_t unit, int groups);

@@ -91,25 +91,25 @@ class DeviceForward : DevicePass {
   /// The kernel itself waits for keys on their way, if it can see them arrive.
   void spread_keys(Part& part, const PartLaunch& launch) {
     part.k_received = tensor_of(k_received_, buffers_.device()), part.v_received = tensor_of(v_received_, buffers_.device());
-    part.stretch_count = launch.stretches.size();
-    for (std::size_t i = 0; i < launch.stretches.size(); ++i) {
-      Part::Stretch stretch = launch.stretches[i].place;
-      const std::size_t step = launch.stretches[i].step;
-      if (stretch.received) stretch.row += keys_[step].first_row;
+    part.key_range_count = launch.key_ranges.size();
+    for (std::size_t i = 0; i < launch.key_ranges.size(); ++i) {
+      Part::KeyRange range = launch.key_ranges[i].place;
+      const std::size_t step = launch.key_ranges[i].step;
+      if (range.received) range.row += keys_[step].first_row;
       if (gather_of(step).waits && !buffers_.rehearses()) {
-        const std::optional<ArrivalWord> word = c_.transport->arrival_word(gather_of(step).gather.ticket, launch.stretches[i].source);
+        const std::optional<ArrivalWord> word = c_.transport->arrival_word(gather_of(step).gather.ticket, launch.key_ranges[i].source);
         if (word && direct()) {
-          stretch.word = word->word, stretch.arrived = word->value, part.failed = word->failed;
-          stretch.slices = static_cast<std::uint32_t>(word->slices);
+          range.word = word->word, range.arrived = word->value, part.failed = word->failed;
+          range.slices = static_cast<std::uint32_t>(word->slices);
         } else {
           arrive(step);
         }
       }
-      part.stretches[i] = stretch;
+      part.key_ranges[i] = range;
     }
   }
 
-  /// Only Hopper's kernels read keys in stretches: elsewhere rows of queries meet their keys in several parts.
+  /// Only Hopper's kernels read keys in ranges: elsewhere rows of queries meet their keys in several parts.
   const PartOrder& order_launches() {
     if (!buffers_.rehearses()) return plans_.order;
     OrderRequest request = request_for(true, false);

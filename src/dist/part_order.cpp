@@ -85,7 +85,7 @@ class WholeRows {
     const Range outer{rows.begin, border};
     const std::optional<Range> keys = keys_of(queries.sequence, outer);
     if (!keys) return std::nullopt;
-    std::optional<PartLaunch> spread = on_stretches(queries, outer, *keys);
+    std::optional<PartLaunch> spread = on_key_ranges(queries, outer, *keys);
     if (!spread) return std::nullopt;
     found.push_back(std::move(*spread));
     return found;
@@ -131,7 +131,7 @@ class WholeRows {
     return launch;
   }
 
-  std::optional<PartLaunch> on_stretches(const Transfer& queries, Range rows, Range keys) const {
+  std::optional<PartLaunch> on_key_ranges(const Transfer& queries, Range rows, Range keys) const {
     if (mine_.steps[0].rows == 0) return std::nullopt;  // a launch has own keys, needed or not
     struct Piece {
       Transfer keys;
@@ -150,13 +150,13 @@ class WholeRows {
     for (const Piece& piece : pieces) {
       const Transfer& t = piece.keys;
       const std::int64_t begin = std::max(t.tokens.begin, keys.begin);
-      if (begin != at || (begin - keys.begin) % Part::stretch_unit != 0) return std::nullopt;
+      if (begin != at || (begin - keys.begin) % Part::key_range_unit != 0) return std::nullopt;
       at = t.tokens.end;
-      const Part::Stretch place{.first = begin - keys.begin, .row = t.row + begin - t.tokens.begin, .received = piece.step > 0};
-      launch.stretches.push_back({place, piece.step, t.source});
+      const Part::KeyRange place{.first = begin - keys.begin, .row = t.row + begin - t.tokens.begin, .received = piece.step > 0};
+      launch.key_ranges.push_back({place, piece.step, t.source});
       launch.step = std::max(launch.step, piece.step);
     }
-    if (at < keys.end || launch.stretches.empty() || launch.stretches.size() > Part::most_stretches) return std::nullopt;
+    if (at < keys.end || launch.key_ranges.empty() || launch.key_ranges.size() > Part::most_key_ranges) return std::nullopt;
     return launch;
   }
 
@@ -178,9 +178,9 @@ Segment rows_that_need(const Workload& workload, Segment s) {
     q = rows.end;
   }
   if (first >= last) return s;
-  const auto in_tiles = [&](std::int64_t rows) { return rows / Part::stretch_unit * Part::stretch_unit; };
+  const auto in_tiles = [&](std::int64_t rows) { return rows / Part::key_range_unit * Part::key_range_unit; };
   first = s.q_first + in_tiles(first - s.q_first);
-  last = std::min(end, s.q_first + in_tiles(last - s.q_first + Part::stretch_unit - 1));
+  last = std::min(end, s.q_first + in_tiles(last - s.q_first + Part::key_range_unit - 1));
   s.q_row += first - s.q_first, s.q_first = first, s.q_rows = last - first;
   return s;
 }
@@ -282,8 +282,8 @@ void keep_rows(PartOrder& order) {
         std::find_if(group.launches.rbegin(), group.launches.rend(), [&](std::size_t i) { return rows_of(i) == group.rows; });
     const bool in_tiles = std::all_of(group.launches.begin(), group.launches.end(), [&](std::size_t i) {
       const Range rows = rows_of(i);
-      return (rows.begin - group.rows.begin) % Part::stretch_unit == 0 &&
-             (rows.end == group.rows.end || (rows.end - group.rows.begin) % Part::stretch_unit == 0);
+      return (rows.begin - group.rows.begin) % Part::key_range_unit == 0 &&
+             (rows.end == group.rows.end || (rows.end - group.rows.begin) % Part::key_range_unit == 0);
     });
     if (whole == group.launches.rend() || !in_tiles || group.launches.size() > Part::most_kept) continue;
     for (std::size_t n = 0; n < group.launches.size(); ++n) {

@@ -10,18 +10,18 @@
 namespace foveal::dist {
 
 /// Contiguous keys of a launch.
-struct KeyStretch {
-  Part::Stretch place;   ///< in rows of the step's buffer
+struct KeyRange {
+  Part::KeyRange place;  ///< in rows of the step's buffer
   std::size_t step = 0;  ///< 0: own rows
   int source = 0;        ///< the rank that holds them
 };
 
 /// A segment as one launch, and how it combines with the launches before it.
 struct PartLaunch {
-  std::size_t step = 0;                 ///< the last one whose keys it needs
-  Segment segment;                      ///< kv_row: of the step's buffer; not of spread ones
-  bool whole = false;                   ///< has all keys of its rows, so that their results are final
-  std::vector<KeyStretch> stretches{};  ///< spread: from segment.kv_first on
+  std::size_t step = 0;                ///< the last one whose keys it needs
+  Segment segment;                     ///< kv_row: of the step's buffer; not of spread ones
+  bool whole = false;                  ///< has all keys of its rows, so that their results are final
+  std::vector<KeyRange> key_ranges{};  ///< spread: from segment.kv_first on
   /// Lengths of consecutive packed sequences that this rank holds whole: an ordinary call in both passes, with final results. The segment's rows are
   /// those of the shard.
   std::vector<std::int64_t> closed{};
@@ -31,7 +31,7 @@ struct PartLaunch {
   /// The entry of PartOrder::kept that its rows belong to (-1: none, dq is accumulated in memory), and its number among the launches of that entry.
   int kept = -1;
   std::uint32_t kept_number = 0;
-  bool spread() const { return !stretches.empty(); }
+  bool spread() const { return !key_ranges.empty(); }
 };
 
 /// Backward: rows whose launches share statistics and the sum of dq, which is converted once.
@@ -53,7 +53,7 @@ struct PartOrder {
 /// What else decides the order.
 struct OrderRequest {
   bool forward = true;
-  /// Allows launches with all keys of their rows, where these are contiguous or, if `spread`, in stretches of own and received rows.
+  /// Allows launches with all keys of their rows, where these are contiguous or, if `spread`, in ranges of own and received rows.
   bool whole_rows = false, spread = false;
   bool closed_sequences = false;  ///< packed sequences that this rank holds whole make calls of their own
   /// Pairs of tokens that a rank computes while keys arrive. Where launches leave multiprocessors to transfers, only so much work overlaps these.

@@ -54,7 +54,7 @@ std::int64_t work_of(const Workload& w, const std::vector<Block>& blocks) {
   std::int64_t work = 0;
   std::int32_t sequence = -1;
   Range before{-1, -1};
-  for (const Block& block : blocks) {  // blocks of one stretch of queries stand together
+  for (const Block& block : blocks) {  // blocks of one run of queries stand together
     if (block.sequence == sequence && block.q == before) continue;
     sequence = block.sequence, before = block.q;
     work += w.work(sequence, before);

@@ -110,7 +110,7 @@ ContextPlan make_plan(const Workload& workload, const PlanRequest& request);
 FixedLayout choose_layout(const std::vector<const Workload*>& workloads, const PlanRequest& request);
 
 /// In how many groups of heads the keys of a forward pass travel, if copy engines carry them: kernels begin when the first group is there, which is the
-/// smallest (Part::Stretch::slices). row_bytes: of all heads of a token.
+/// smallest (Part::KeyRange::slices). row_bytes: of all heads of a token.
 std::int64_t slices_of(std::int64_t heads, std::int64_t row_bytes, std::int64_t message_bytes);
 
 /// A digest of all that ranks must agree on.

@@ -6,46 +6,46 @@
 namespace foveal::dist {
 namespace {
 
-/// The part of a block's keys that lies in a stretch of a step's buffer.
+/// The part of a block's keys that lies in a run of a step's buffer.
 struct Candidate {
   Segment segment;
   bool taken = false;
 };
 
-/// Stretches of a buffer that are neighbours in the sequence and in the buffer.
-std::vector<Transfer> stretches_of(const std::vector<Transfer>& transfers) {
-  std::vector<Transfer> stretches;
+/// Pieces of a buffer that are neighbours in the sequence and in the buffer.
+std::vector<Transfer> runs_of(const std::vector<Transfer>& transfers) {
+  std::vector<Transfer> runs;
   for (const Transfer& t : transfers) {
-    if (!stretches.empty()) {
-      Transfer& before = stretches.back();
+    if (!runs.empty()) {
+      Transfer& before = runs.back();
       if (before.sequence == t.sequence && before.tokens.end == t.tokens.begin && before.row + before.tokens.size() == t.row) {
         before.tokens.end = t.tokens.end;
         continue;
       }
     }
-    stretches.push_back(t);
+    runs.push_back(t);
   }
-  return stretches;
+  return runs;
 }
 
 }  // namespace
 
 std::vector<std::vector<Segment>> launches_of(const std::vector<Block>& blocks, const std::vector<Transfer>& queries,
                                               const std::vector<Transfer>& keys) {
-  const std::vector<Transfer> q_stretches = stretches_of(queries), kv_stretches = stretches_of(keys);
+  const std::vector<Transfer> q_runs = runs_of(queries), kv_runs = runs_of(keys);
   std::vector<Candidate> candidates;
-  // Blocks ascend by sequence and queries; those of one stretch of queries stand together, full and partial ones side by side.
+  // Blocks ascend by sequence and queries; those of one run of queries stand together, full and partial ones side by side.
   for (std::size_t i = 0; i < blocks.size();) {
     Block block = blocks[i];
     for (++i; i < blocks.size() && blocks[i].sequence == block.sequence && blocks[i].q == block.q && blocks[i].kv.begin == block.kv.end;
          ++i)
       block.kv.end = blocks[i].kv.end;
-    const auto q = std::find_if(q_stretches.begin(), q_stretches.end(), [&](const Transfer& t) {
+    const auto q = std::find_if(q_runs.begin(), q_runs.end(), [&](const Transfer& t) {
       return t.sequence == block.sequence && t.tokens.begin <= block.q.begin && block.q.end <= t.tokens.end;
     });
-    const auto first = std::upper_bound(kv_stretches.begin(), kv_stretches.end(), std::tuple(block.sequence, block.kv.begin),
+    const auto first = std::upper_bound(kv_runs.begin(), kv_runs.end(), std::tuple(block.sequence, block.kv.begin),
                                         [](const auto& key, const Transfer& t) { return key < std::tuple(t.sequence, t.tokens.end); });
-    for (auto kv = first; kv != kv_stretches.end() && kv->sequence == block.sequence && kv->tokens.begin < block.kv.end; ++kv) {
+    for (auto kv = first; kv != kv_runs.end() && kv->sequence == block.sequence && kv->tokens.begin < block.kv.end; ++kv) {
       const Range range{std::max(kv->tokens.begin, block.kv.begin), std::min(kv->tokens.end, block.kv.end)};
       Segment segment{block.sequence, q->row + block.q.begin - q->tokens.begin,
                       block.q.size(), kv->row + range.begin - kv->tokens.begin,

@@ -141,12 +141,12 @@ void check_lengths(const Problem& problem, const Call& call, Buffers& buffers) {
   if (problem.paged) check_pages(problem, buffers.block_table, buffers.seqlens_kv);
 }
 
-/// The stretches cover all keys with existing rows.
-void check_stretches(const Problem& p, const Buffers& buffers) {
+/// The ranges cover all keys with existing rows.
+void check_key_ranges(const Problem& p, const Buffers& buffers) {
   const Part& part = buffers.part;
   FOVEAL_CHECK(part.spread_keys == p.seqlen_kv, "part.spread_keys: ", part.spread_keys, "; the plan expects ", p.seqlen_kv);
-  FOVEAL_CHECK(part.stretch_count >= 1 && part.stretch_count <= Part::most_stretches, "part.stretch_count: ", part.stretch_count,
-               "; expected 1 to ", Part::most_stretches);
+  FOVEAL_CHECK(part.key_range_count >= 1 && part.key_range_count <= Part::most_key_ranges, "part.key_range_count: ", part.key_range_count,
+               "; expected 1 to ", Part::most_key_ranges);
   for (const auto& [name, received, own] : {std::tuple("k", &part.k_received, &buffers.k), {"v", &part.v_received, &buffers.v}}) {
     if (!received->present()) continue;
     FOVEAL_CHECK(received->rank == 4 && received->dtype == own->dtype && received->device == own->device &&
@@ -156,15 +156,15 @@ void check_stretches(const Problem& p, const Buffers& buffers) {
   }
   FOVEAL_CHECK(part.k_received.present() == part.v_received.present() && part.k_received.sizes[1] == part.v_received.sizes[1],
                "part.k_received, part.v_received: of different rows; expected the same of both");
-  for (std::size_t i = 0; i < part.stretch_count; ++i) {
-    const Part::Stretch& s = part.stretches[i];
-    const std::int64_t end = i + 1 < part.stretch_count ? part.stretches[i + 1].first : p.seqlen_kv;
+  for (std::size_t i = 0; i < part.key_range_count; ++i) {
+    const Part::KeyRange& s = part.key_ranges[i];
+    const std::int64_t end = i + 1 < part.key_range_count ? part.key_ranges[i + 1].first : p.seqlen_kv;
     const TensorView& memory = s.received ? part.k_received : buffers.k;
-    FOVEAL_CHECK((i > 0 || s.first == 0) && s.first % Part::stretch_unit == 0 && end > s.first && s.row >= 0 && memory.present() &&
+    FOVEAL_CHECK((i > 0 || s.first == 0) && s.first % Part::key_range_unit == 0 && end > s.first && s.row >= 0 && memory.present() &&
                      end - s.first <= memory.sizes[1] - s.row && (s.word == nullptr || (s.received && part.failed != nullptr)),
-                 "part.stretches: stretch ", i, " of keys ", s.first, " to ", end, " in rows from ", s.row,
-                 "; expected ascending multiples of ", Part::stretch_unit, ", from 0 on, in rows that there are");
-    FOVEAL_CHECK(s.slices >= 1 && s.slices <= 32 && (p.heads_kv >> (s.slices - 1)) >= 1, "part.stretches: stretch ", i, " in ", s.slices,
+                 "part.key_ranges: key range ", i, " of keys ", s.first, " to ", end, " in rows from ", s.row,
+                 "; expected ascending multiples of ", Part::key_range_unit, ", from 0 on, in rows that there are");
+    FOVEAL_CHECK(s.slices >= 1 && s.slices <= 32 && (p.heads_kv >> (s.slices - 1)) >= 1, "part.key_ranges: key range ", i, " in ", s.slices,
                  " slices of ", p.heads_kv, " kv heads; expected one head or more in the first slice");
   }
 }
@@ -188,7 +188,7 @@ void take_part(const Problem& problem, const Call& call, Buffers& buffers) {
   FOVEAL_CHECK(problem.part == (call.part != nullptr),
                "part: ", call.part ? "given; the plan expects none" : "absent; the plan expects it");
   buffers.part = call.part ? *call.part : Part{};
-  if (problem.spread) check_stretches(problem, buffers);
+  if (problem.spread) check_key_ranges(problem, buffers);
   if (problem.keeps_rows) check_kept(problem, buffers.part.kept);
 }
 

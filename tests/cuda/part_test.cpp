@@ -167,7 +167,7 @@ TEST_F(PartKernels, OfWholeRowsCompile) {
 }
 
 /// So that bits are those of one device, at its speed.
-TEST(Part, StretchesAreReadInTheTilesOfACallWithoutThem) {
+TEST(Part, KeyRangesAreReadInTheTilesOfACallWithoutThem) {
   for (const std::int64_t dim : {64, 128, 256})
     for (const std::int64_t keys_in_reach : {4096, 32768})
       for (const char* score : {"score", "30 * tanh(score / 30)"}) {

@@ -205,7 +205,7 @@ TEST(PartOrder, KeptRowsAreMetByLaunchesThatKeepThem) {
   EXPECT_EQ(left, 0u);
 }
 
-/// Forward: every pair of the mask is computed once, by launches whose rows are final, or by parts; keys lie where stretches say.
+/// Forward: every pair of the mask is computed once, by launches whose rows are final, or by parts; keys lie where ranges say.
 TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
   for (const char* text :
        {"forward f32 h2 q1000 d16 mask=\"causal()\"", "forward f32 h2 q1000 d16 mask=\"causal() & window(100)\"",
@@ -217,7 +217,7 @@ TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
         const problem::Problem problem = problem::problem_of(line, {});
         const Workload work = make_workload(problem, line.lengths, {}, 128);
         const ContextPlan plan = make_plan(work, {.ranks = ranks, .head_groups = 1});
-        std::size_t of_stretches = 0;
+        std::size_t of_key_ranges = 0;
         for (int rank = 0; rank < ranks; ++rank) {
           const RankPlan mine = rank_plan(plan, rank);
           const PartOrder order =
@@ -232,18 +232,18 @@ TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
               std::size_t step = launch.step;
               std::int64_t row = s.kv_row + key;
               if (launch.spread()) {
-                std::size_t at = launch.stretches.size();
-                while (launch.stretches[at - 1].place.first > key) --at;
-                const Part::Stretch& stretch = launch.stretches[at - 1].place;
-                EXPECT_EQ(stretch.first % Part::stretch_unit, 0);
-                EXPECT_EQ(stretch.received, launch.stretches[at - 1].step > 0);
-                step = launch.stretches[at - 1].step, row = stretch.row + key - stretch.first;
+                std::size_t at = launch.key_ranges.size();
+                while (launch.key_ranges[at - 1].place.first > key) --at;
+                const Part::KeyRange& range = launch.key_ranges[at - 1].place;
+                EXPECT_EQ(range.first % Part::key_range_unit, 0);
+                EXPECT_EQ(range.received, launch.key_ranges[at - 1].step > 0);
+                step = launch.key_ranges[at - 1].step, row = range.row + key - range.first;
               }
               for (const Transfer& t : mine.steps[step].keys)
                 if (t.row <= row && row < t.row + t.tokens.size() && t.sequence == s.sequence) return t.tokens.begin + row - t.row;
               return -1;
             };
-            of_stretches += launch.spread() ? 1 : 0;
+            of_key_ranges += launch.spread() ? 1 : 0;
             if (!launch.closed.empty()) {
               std::int64_t rows = 0;
               for (const Transfer& t : mine.queries) {
@@ -281,9 +281,9 @@ TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
                 }
         }
         if (!spread) {
-          EXPECT_EQ(of_stretches, 0u);
+          EXPECT_EQ(of_key_ranges, 0u);
         } else if (ranks == 2 && std::string(text).find("q1000 d16 mask=\"causal()") != std::string::npos) {
-          EXPECT_GT(of_stretches, 0u) << text;
+          EXPECT_GT(of_key_ranges, 0u) << text;
         }
       }
 }

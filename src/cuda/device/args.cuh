@@ -24,7 +24,7 @@ struct Rows {
 ///  paged     in pages of a pool; seqlens_kv
 ///  gathered  pages copied into seqlen_kv contiguous rows for each sequence, of which seqlens_kv exist; their gradients are wide
 ///            (f32 for 16-bit types) and summed into pages afterwards
-///  spread    in stretches of two memories (SpreadKeys)
+///  spread    in ranges of two memories (SpreadKeys)
 enum class KeyRows { batched, packed, paged, gathered, spread };
 
 /// Page i of sequence b is data[b * batch + i * page].

@@ -83,19 +83,19 @@ struct Sm90Args {
   KeptRows kept;     ///< backward
 };
 
-/// KeyRows::spread: keys [first, first of the next stretch) are rows first + shift, ..., of the own k and v or of the received ones.
-struct KeyStretch {
+/// KeyRows::spread: keys [first, first of the next range) are rows first + shift, ..., of the own k and v or of the received ones.
+struct KeyRange {
   int first, shift;
   int word;          ///< kOwnKeys, kHereKeys, or the index of the word that signals arrival
   unsigned arrived;  ///< arrived once the counter reaches this
-  int slices;        ///< of kv heads, which double (Part::Stretch): the counter is one lower for each that is missing
+  int slices;        ///< of kv heads, which double (Part::KeyRange): the counter is one lower for each that is missing
 };
-constexpr int kMaxStretches = 16, kOwnKeys = -2, kHereKeys = -1;
+constexpr int kMaxKeyRanges = 16, kOwnKeys = -2, kHereKeys = -1;
 
 struct SpreadKeys {
   TensorMap k, v;                                      ///< of received keys
-  TensorMap tile_k, tile_v, sent_tile_k, sent_tile_v;  ///< for tiles within one stretch: own, received
-  KeyStretch stretch[kMaxStretches];
+  TensorMap tile_k, tile_v, sent_tile_k, sent_tile_v;  ///< for tiles within one range: own, received
+  KeyRange range[kMaxKeyRanges];
   const unsigned* words;
   const unsigned* failed;  ///< nonzero: a peer failed, stop waiting
   int count;

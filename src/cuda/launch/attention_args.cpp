@@ -67,7 +67,7 @@ jit::Constants attention_constants(const problem::Problem& p) {
       .set("kHeadDimV", static_cast<int>(p.head_dim_v))
       .set("kVarlen", p.varlen)
       .set("kKeyRows", static_cast<int>(key_rows_of(p)))
-      .set("kPageSize", static_cast<int>(p.spread  ? Part::stretch_unit
+      .set("kPageSize", static_cast<int>(p.spread  ? Part::key_range_unit
                                          : p.paged ? p.page_size()
                                                    : 0))
       .set("kPart", p.merges())

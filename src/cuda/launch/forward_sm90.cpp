@@ -61,7 +61,7 @@ problem::Problem any_length(const problem::Problem& p) {
 
 Design design_of(const problem::Problem& any, const std::string& device) {
   Design design{sm90_mask(any).tiles, sm90_forward_choice(any, device), {}, {}, {}};
-  if (design.choice && !design.choice->config.few_queries()) design.choice.reset();
+  if (design.choice && !design.choice->config.is_decode()) design.choice.reset();
   if (!design.choice) return design;
   Sm90ForwardConfig config = design.choice->config;
   design.whole = kernels_for(any, config);
@@ -172,7 +172,7 @@ class ForwardSm90 : public GpuExecutable {
     const std::int64_t keys = sm90_keys_in_reach(p, mask_);
     args.q = config_.packed_heads > 1 ? sm90_packed_tensor_map(buffers.q, config_.queries(), config_.packed_heads)
                                       : sm90_tensor_map(buffers.q, config_.block_q(), p.total_q);
-    const L2Fetch fetch = config_.few_queries() ? L2Fetch::bytes_128 : L2Fetch::bytes_256;
+    const L2Fetch fetch = config_.is_decode() ? L2Fetch::bytes_128 : L2Fetch::bytes_256;
     args.k = sm90_tensor_map(buffers.k, box_keys(), keys, fetch);
     args.v = sm90_tensor_map(buffers.v, box_keys(), keys, fetch);
     if (p.paged) args.pages = block_table(buffers);
@@ -195,7 +195,7 @@ class ForwardSm90 : public GpuExecutable {
     const jit::LaunchShape shape{.grid_x = static_cast<unsigned>(schedule_.teams),
                                  .threads = static_cast<unsigned>(config_.threads()),
                                  .shared_bytes = shared_bytes_,
-                                 .programmatic = config_.few_queries()};
+                                 .programmatic = config_.is_decode()};
     if (p.spread) {
       kernel_.launch(shape, sm90_spread_args(args, buffers, keys, box_keys(), config_.block_kv), stream);
     } else {
@@ -218,7 +218,7 @@ class ForwardSm90 : public GpuExecutable {
   }
   /// Rows that come with one load: device::kBoxRows.
   int box_keys() const {
-    const std::int64_t together = problem_.spread ? Part::stretch_unit : problem_.paged ? problem_.page_size() : config_.block_kv;
+    const std::int64_t together = problem_.spread ? Part::key_range_unit : problem_.paged ? problem_.page_size() : config_.block_kv;
     return static_cast<int>(std::gcd(together, std::int64_t{config_.block_kv}));
   }
 

@@ -131,11 +131,11 @@ void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& til
 
 device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const problem::Buffers& buffers, std::int64_t keys, int box_rows,
                                     int tile_rows) {
-  static_assert(Part::most_stretches == device::kMaxStretches);
+  static_assert(Part::most_key_ranges == device::kMaxKeyRanges);
   device::SpreadArgs with_keys{args, {}};
   device::SpreadKeys& spread = with_keys.spread;
   const Part& part = buffers.part;
-  // Without any received, the maps of the rest stand for them: no stretch says that it was received.
+  // Without any received, the maps of the rest stand for them: no range says that it was received.
   const auto set = [&](const TensorView& own, const TensorView& sent, const device::TensorMap& map, device::TensorMap& sent_map,
                        device::TensorMap& tile, device::TensorMap& sent_tile) {
     sent_map = sent.present() ? sm90_tensor_map(sent, box_rows, sent.sizes[1]) : map;
@@ -144,16 +144,16 @@ device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const problem:
   };
   set(buffers.k, part.k_received, args.k, spread.k, spread.tile_k, spread.sent_tile_k);
   set(buffers.v, part.v_received, args.v, spread.v, spread.tile_v, spread.sent_tile_v);
-  spread.count = static_cast<int>(part.stretch_count);
+  spread.count = static_cast<int>(part.key_range_count);
   spread.heads = static_cast<int>(buffers.k.sizes[2]);
   spread.failed = part.failed;
-  for (std::size_t i = 0; i < part.stretch_count; ++i)
-    if (part.stretches[i].word != nullptr && (spread.words == nullptr || part.stretches[i].word < spread.words))
-      spread.words = part.stretches[i].word;
-  for (std::size_t i = 0; i < part.stretch_count; ++i) {
-    const Part::Stretch& s = part.stretches[i];
+  for (std::size_t i = 0; i < part.key_range_count; ++i)
+    if (part.key_ranges[i].word != nullptr && (spread.words == nullptr || part.key_ranges[i].word < spread.words))
+      spread.words = part.key_ranges[i].word;
+  for (std::size_t i = 0; i < part.key_range_count; ++i) {
+    const Part::KeyRange& s = part.key_ranges[i];
     const int word = !s.received ? device::kOwnKeys : s.word == nullptr ? device::kHereKeys : static_cast<int>(s.word - spread.words);
-    spread.stretch[i] = {static_cast<int>(s.first), static_cast<int>(s.row - s.first), word, s.arrived, static_cast<int>(s.slices)};
+    spread.range[i] = {static_cast<int>(s.first), static_cast<int>(s.row - s.first), word, s.arrived, static_cast<int>(s.slices)};
   }
   return with_keys;
 }

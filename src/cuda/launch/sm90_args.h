@@ -28,7 +28,7 @@ device::TensorMap sm90_packed_tensor_map(const TensorView& view, int queries, in
 void sm90_set_backward_maps(device::Sm90Args& args, const problem::Buffers& buffers, int rows_q, std::int64_t seqlen_q, int rows_kv,
                             std::int64_t seqlen_kv);
 
-/// The arguments with the places of a part's keys, which lie in stretches of two memories.
+/// The arguments with the places of a part's keys, which lie in ranges of two memories.
 device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const problem::Buffers& buffers, std::int64_t keys, int box_rows,
                                     int tile_rows);
 /// Maps of reads that come as tiles of `rows` queries.

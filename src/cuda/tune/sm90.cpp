@@ -110,7 +110,7 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
       .set("kProducerRegisters", producer_registers())
       .set("kConsumerRegisters", consumer_registers())
       .set("kTakeTurns", take_turns)
-      .set("kFewQueries", few_queries())
+      .set("kDecode", is_decode())
       .set("kPackedHeads", packed_heads)
       .set("kSplit", split_kv)
       .set("kOrdered", softmax_before_pv_wait);

@@ -46,7 +46,7 @@ struct Sm90ForwardConfig {
   int packed_heads = 1;                        ///< GQA packing: query heads that share a tile
   int pair_stages = 0;                         ///< of reads that TMA loads as tiles; 0: there are none
   bool split_kv = false;                       ///< several tasks share the keys of a row of tiles
-  bool paged = false;                          ///< the producer warp looks up pages or stretches, which takes more registers
+  bool paged = false;                          ///< the producer warp looks up pages or ranges, which takes more registers
   LineValues lines{};                          ///< evaluated by a warp of the producer warpgroup
   std::vector<PairTile> tiles{};               ///< reads that TMA loads as tiles
   std::vector<ReadTable> tables{};             ///< in shared memory
@@ -63,8 +63,8 @@ struct Sm90ForwardConfig {
     fn("packed_heads", self.packed_heads), fn("pair_stages", self.pair_stages);
   }
 
-  bool few_queries() const { return consumers == 1 || packed_heads > 1; }  ///< decode and short prefill
-  const char* kernel() const { return few_queries() ? "decode_sm90" : "forward_sm90"; }
+  bool is_decode() const { return consumers == 1 || packed_heads > 1; }  ///< decode and short prefill
+  const char* kernel() const { return is_decode() ? "decode_sm90" : "forward_sm90"; }
   int queries() const { return block_q() / packed_heads; }  ///< of a tile
   int block_q() const { return 64 * consumers; }
   int threads() const { return 128 * (1 + consumers); }

@@ -31,11 +31,11 @@ struct ForwardFacts {
   /// For three warpgroups whose tables fit. With two it was slower under causal masks and for tables indexed by a difference of positions.
   bool offsets_first = may_be_raw && dim <= 64 && !skips && !dropout && offsets_come_first(p, pair_tiles, find_read_tables(p, pair_tiles));
 
-  bool few_queries() const;
+  bool is_decode() const;
 };
 
 /// Decode and short prefill, bound by reading keys and values: heads of a group may share a tile, and tasks may share the keys.
-bool ForwardFacts::few_queries() const {
+bool ForwardFacts::is_decode() const {
   constexpr int most_rows = 128;
   if (dropout || p.part || p.seqlen_q >= most_rows || p.group_size > most_rows || p.q.strides[2] * p.group_size >= std::int64_t{1} << 39)
     return false;
@@ -47,7 +47,7 @@ bool ForwardFacts::few_queries() const {
 using ForwardRow = Row<ForwardFacts, Sm90ForwardConfig>;
 using F = ForwardFacts;
 
-/// Decode and short prefill, where few_queries(): all heads of a group are packed, and loads run as many stages ahead as fit.
+/// Decode and short prefill, where is_decode(): all heads of a group are packed, and loads run as many stages ahead as fit.
 const std::vector<ForwardRow>& decode_rows() {
   static const std::vector<ForwardRow> rows = {
       {.applies = [](const F& f) { return f.rows <= 64 && f.dim <= 80; },
@@ -224,8 +224,8 @@ Sm90ForwardConfig with_pair_tiles_and_tables(const ForwardFacts& f, const Sm90Fo
 /// Lines, and offsets that tensor cores can add as columns beside the head dim.
 void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.lines = f.lines;
-  config.raw_offsets = f.may_be_raw && !config.few_queries();
-  if (config.few_queries() || f.columns == 0) return;
+  config.raw_offsets = f.may_be_raw && !config.is_decode();
+  if (config.is_decode() || f.columns == 0) return;
   config.offset_steps = device::offset_steps(f.columns);
   config.lines.checked = true;
 }
@@ -246,7 +246,7 @@ std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardC
 }
 
 std::vector<Chosen<Sm90ForwardConfig>> forward_chosen(const ForwardFacts& f) {
-  if (f.few_queries())
+  if (f.is_decode())
     if (auto chosen = chosen_of(decode_rows(), f, packed); !chosen.empty()) return chosen;
   if (auto chosen = chosen_of(offset_rows(), f, whole_heads); !chosen.empty()) return chosen;
   return chosen_of(forward_rows(), f, whole_heads);
@@ -257,7 +257,7 @@ std::optional<Sm90ForwardConfig> completed(const ForwardFacts& f, Sm90ForwardCon
   if (config.packed_heads == 1) take_lines(f, config);
   if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   if (!fits(f.p, config)) return std::nullopt;
-  if (!config.few_queries()) config.tables = sm90_fitting_tables(f.p, config.tiles, sm90_shared_limit - config.shared_bytes(f.p));
+  if (!config.is_decode()) config.tables = sm90_fitting_tables(f.p, config.tiles, sm90_shared_limit - config.shared_bytes(f.p));
   take_offsets_and_rows(f, config);
   return config;
 }
@@ -282,11 +282,11 @@ std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90For
     return "consumers 1 to 3, stages 2 to 8, query_stages 1 or 2, pair_stages 0 to 2 are there";
   if (config.packed_heads != 1 && config.packed_heads != p.group_size)
     return base::join("packed_heads ", config.packed_heads, " is neither 1 nor ", p.group_size);
-  if (config.few_queries() && (!f.few_queries() || config.packed_heads != p.group_size || config.queries() < 1 ||
-                               (config.consumers == 1) != (f.rows <= 64) || config.consumers == 3))
+  if (config.is_decode() && (!f.is_decode() || config.packed_heads != p.group_size || config.queries() < 1 ||
+                             (config.consumers == 1) != (f.rows <= 64) || config.consumers == 3))
     return "one warpgroup and packed heads are for few queries";
   if (config.take_turns && config.consumers == 1) return "one warpgroup has nobody to take turns with";
-  if (config.pair_stages > 0 && (f.pair_tiles.empty() || config.few_queries())) return "no read comes as tiles";
+  if (config.pair_stages > 0 && (f.pair_tiles.empty() || config.is_decode())) return "no read comes as tiles";
   // Accumulators of the output, scores, probabilities, and what else a thread has.
   const std::int64_t registers = (p.head_dim_v + 15) / 16 * 8 + config.block_kv / 2 + config.block_kv / 4 + 24;
   const int most = config.consumer_registers();
@@ -298,7 +298,7 @@ std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90For
 std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& p) {
   const ForwardFacts facts{p};
   std::vector<Sm90ForwardConfig> space = sm90_forward_candidates(p);
-  const bool few = facts.few_queries();
+  const bool decode = facts.is_decode();
   const auto add = [&](const std::optional<Sm90ForwardConfig>& config) {
     if (config && !sm90_illegal(p, *config)) add_new(*config, space);
   };
@@ -308,10 +308,10 @@ std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& p) {
         for (const int early : {0, 1}) {
           Sm90ForwardConfig config{.block_kv = block_kv,
                                    .consumers = consumers,
-                                   .stages = few ? 4 : 2,
+                                   .stages = decode ? 4 : 2,
                                    .take_turns = turns == 1,
                                    .softmax_before_pv_wait = early == 1};
-          if (few) {
+          if (decode) {
             add(packed(facts, config));
             config.stages = 2;
           }

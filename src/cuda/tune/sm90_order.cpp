@@ -228,7 +228,7 @@ Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, con
 }
 
 device::Divisor sm90_kv_splits(const problem::Problem& p, const Sm90ForwardConfig& config, int multiprocessors) {
-  if (!config.few_queries()) return divisor(1);
+  if (!config.is_decode()) return divisor(1);
   const auto rows = sm90_row_tiles(sm90_mask(p), p.seqlen_q, config.queries(), p.seqlen_kv, config.block_kv, false);
   std::int64_t tiles = 0;
   for (const Sm90TileRange& row : rows) tiles = std::max(tiles, row.end - row.begin);

@@ -11,7 +11,7 @@
 
 namespace foveal::device {
 
-static_assert(kFewQueries && !kDropout && !kPart && kPairReads == 0 && kPairTiles == 0 && kTables == 0 && !kOffsetsInScores);
+static_assert(kDecode && !kDropout && !kPart && kPairReads == 0 && kPairTiles == 0 && kTables == 0 && !kOffsetsInScores);
 static_assert(kPackedHeads == 1 || !kHasLines, "lines are those of one head");
 
 /// One warpgroup: 64 rows of every task.

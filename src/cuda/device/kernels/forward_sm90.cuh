@@ -7,14 +7,14 @@
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages,
 // kProducerRegisters, kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kVarlen, kKeyRows, kPageSize,
-// SeqlenKvIndex, kDropout; kFewQueries, kPackedHeads, kSplit: false, 1 and false, as they belong to the decode kernel.
+// SeqlenKvIndex, kDropout; kDecode, kPackedHeads, kSplit: false, 1 and false, as they belong to the decode kernel.
 #include "tile/forward_cta.cuh"
 #include "tile/forward_epilogue.cuh"
 #include "tile/forward_phases.cuh"
 
 namespace foveal::device {
 
-static_assert(!kFewQueries && kPackedHeads == 1 && !kSplit);
+static_assert(!kDecode && kPackedHeads == 1 && !kSplit);
 
 /// One warpgroup: 64 queries of every task.
 struct Consumer : ForwardPhases<ForwardEpilogue> {

@@ -64,7 +64,7 @@ struct ForwardPhases : Epilogue {
   FOVEAL_DEVICE void write_empty(const ForwardTask& work) const {
     OnlineSoftmax nothing;
     nothing.reset();
-    if constexpr (kConsumers < 3 && !kFewQueries) {
+    if constexpr (kConsumers < 3 && !kDecode) {
       Epilogue::write_zeros(Epilogue::begin_epilogue(work, nothing));
     } else {  // no longer; otherwise some registers would spill
       const float zeros[kDimV / 2] = {};

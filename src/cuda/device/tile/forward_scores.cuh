@@ -11,7 +11,7 @@ constexpr bool kBounded = kCappedScore && kWideRange;
 constexpr bool kGuesses = kBounded && !kDropout && !kOrdered && !kHasLines && kPairTiles == 0;
 /// Whether partial tiles take their capped scores in a rolled loop if arguments are large: nothing else is needed for a pair then. Not for
 /// f16, which takes small ones that way too, nor for few queries, where some registers would spill.
-constexpr bool kCapsInParts = kBounded && !kMaskProgram && kPairTiles == 0 && !kFewQueries;
+constexpr bool kCapsInParts = kBounded && !kMaskProgram && kPairTiles == 0 && !kDecode;
 /// Does each score need work after the product q . k? Otherwise the product includes the offsets.
 constexpr bool kModifiesScores = kHasScore && !kOffsetsFirst && !kOffsetsAreColumns;
 /// Whether to test early, while scores are in flight, if the maxima can be kept. Slower where other work precedes or follows at once.

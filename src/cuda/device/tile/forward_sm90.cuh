@@ -22,7 +22,7 @@ constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 
 /// A score is evaluated at existing positions only, so a tile with missing queries is partial. Not for decode, where that is the rule and
 /// other queries stand in.
-constexpr bool kQueriesMustExist = kHasScore && !kFewQueries;
+constexpr bool kQueriesMustExist = kHasScore && !kDecode;
 
 using Walk = TileWalk<kSource, false, kSplit>;
 using QueryTile = SwizzledTile<kBlockQ>;

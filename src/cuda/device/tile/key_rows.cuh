@@ -1,9 +1,9 @@
 #pragma once
 // Where the keys of a tile are, and their TMA loads: contiguous rows; pages that the producer warp looks up, one lane for each box of
-// contiguous rows; or stretches of two memories, one of which may still be in flight from other ranks. A tile within one stretch is loaded
+// contiguous rows; or ranges of two memories, one of which may still be in flight from other ranks. A tile within one range is loaded
 // as one box: with boxes of 32 rows, tiles of 160 took 1.06 to 1.09 times as long.
 //
-// config.cuh: kKeyRows (a KeyRows), kPageSize (a multiple of 16; stretches begin at multiples of it).
+// config.cuh: kKeyRows (a KeyRows), kPageSize (a multiple of 16; ranges begin at multiples of it).
 #include "ptx/mbarrier.cuh"
 #include "schedule/tile_runs.cuh"
 #include "score/score.cuh"
@@ -46,7 +46,7 @@ using ForwardArgs = ArgsOf<kSpread>::Type;
 struct KeyCoord {
   int row = 0, head = 0, batch = 0;
   // kSpread, to choose the map:
-  int stretch = 0;
+  int range = 0;
   bool received = false, one_box = false;  // one_box: lane 0 loads the whole tile
 };
 
@@ -71,27 +71,27 @@ FOVEAL_DEVICE void prefetch_key_maps(const SpreadArgs& args) {
 
 /// kSpread: what this thread has seen arrive.
 struct ArrivedKeys {
-  u32 stretches = 0;  ///< bitmask
-  int head = 0;       ///< of this head and all before it
+  u32 ranges = 0;  ///< bitmask
+  int head = 0;    ///< of this head and all before it
 };
 
 /// Coordinates of the box at `key`, once it has arrived.
-FOVEAL_DEVICE KeyCoord coord_in_stretches(const SpreadKeys& keys, ArrivedKeys& arrived, int key, int head, int batch) {
+FOVEAL_DEVICE KeyCoord coord_in_ranges(const SpreadKeys& keys, ArrivedKeys& arrived, int key, int head, int batch) {
   int at = 0;
-  while (at + 1 < keys.count && keys.stretch[at + 1].first <= key) ++at;
-  const KeyStretch& stretch = keys.stretch[at];
+  while (at + 1 < keys.count && keys.range[at + 1].first <= key) ++at;
+  const KeyRange& range = keys.range[at];
   if (head > arrived.head) arrived = {0, head};
-  if (stretch.word >= 0 && !(arrived.stretches >> at & 1)) {
-    int later = stretch.slices - 1;  // slices after this head's
+  if (range.word >= 0 && !(arrived.ranges >> at & 1)) {
+    int later = range.slices - 1;  // slices after this head's
     for (int end = keys.heads >> later; later > 0 && head >= end; end *= 2) --later;
-    const u32 wanted = stretch.arrived - later;
+    const u32 wanted = range.arrived - later;
     constexpr u32 kPolls = 1024;  // polls between two checks of host memory, which is far away
-    for (u32 polls = 1; static_cast<int>(load_acquire_system(keys.words + stretch.word) - wanted) < 0; ++polls)
+    for (u32 polls = 1; static_cast<int>(load_acquire_system(keys.words + range.word) - wanted) < 0; ++polls)
       if (polls % kPolls == 0 && load_acquire_system(keys.failed) != 0) break;
     fence_async_proxy_of_all_memory();
-    arrived.stretches |= 1u << at;
+    arrived.ranges |= 1u << at;
   }
-  return {key + stretch.shift, head, batch, at, stretch.word != kOwnKeys};
+  return {key + range.shift, head, batch, at, range.word != kOwnKeys};
 }
 
 /// Coordinates of the tile at key `first` of the sequence. Boxes beyond the sequence are out of bounds and zero-filled, whatever the table
@@ -106,11 +106,11 @@ FOVEAL_DEVICE KeyCoord key_coord(const Args& args, const Sequence& sequence, int
   const int key = first + lane_id() * kBoxRows<rows>;
   const bool exists = lane_id() < rows / kBoxRows<rows> && key < sequence.len_kv;
   if constexpr (kSpread) {
-    KeyCoord coord = exists ? coord_in_stretches(args.spread, arrived, key, head, batch) : KeyCoord{0, head, -1};
+    KeyCoord coord = exists ? coord_in_ranges(args.spread, arrived, key, head, batch) : KeyCoord{0, head, -1};
     if constexpr (kMayBeOneBox<rows>) {
       __syncwarp();
-      const u32 first_stretch = uniform(coord.stretch);
-      coord.one_box = __all_sync(~0u, lane_id() >= rows / kBoxRows<rows> || (exists && coord.stretch == static_cast<int>(first_stretch)));
+      const u32 first_range = uniform(coord.range);
+      coord.one_box = __all_sync(~0u, lane_id() >= rows / kBoxRows<rows> || (exists && coord.range == static_cast<int>(first_range)));
     }
     return coord;
   }
