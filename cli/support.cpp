@@ -2,6 +2,7 @@
 // it.
 #include <fmt/core.h>
 
+#include "base/check.h"
 #include "command.h"
 #include "cuda/kernels_of.h"
 #include "problem/case_data.h"
@@ -53,7 +54,7 @@ constexpr Feature features[] = {
 constexpr DType types[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
 bool plans(Pass pass, DType dtype, const Feature& feature, const TargetInfo& target) {
-  problem::Line line = problem::parse_line(std::string(to_string(pass)) + " " + to_string(dtype) + " " + feature.words);
+  problem::Line line = problem::parse_lines(base::join("both ", to_string(dtype), " ", feature.words))[pass == Pass::forward ? 0 : 1];
   line.options.backend = target.backend;
   if (target.backend != "reference") line.options.target = target.target;
   if (pass == Pass::forward) line.attention.backward = BackwardStrategy::automatic;

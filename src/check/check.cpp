@@ -1,5 +1,6 @@
 #include "check/check.h"
 
+#include "base/check.h"
 #include "check/naive.h"
 #include "check/run.h"
 #include "problem/problem.h"
@@ -105,6 +106,7 @@ Report Checker::judge(const std::function<std::string(CaseData&)>& run, const Pl
   try {
     report.kernel = run(data);
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::invalid_argument) base::fail(error.code(), error.what(), " [", report.line, "]");  // of the caller
     report.failure = error.what();
     report.refused = error.code() == ErrorCode::unsupported;
     return report;

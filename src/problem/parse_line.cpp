@@ -274,6 +274,8 @@ struct Keyword {
   std::string_view shown;  ///< with '=' if it takes a value
   void (*parse)(const Token& token, Draft& draft);
   When when = When::middle;
+  std::optional<Pass> only{};  ///< the pass that it is about; both, if none
+  bool is_of(Pass pass) const { return !only || *only == pass; }
   std::string_view key() const { return shown.substr(0, shown.find('=')); }
 };
 using T = const Token&;
@@ -307,9 +309,9 @@ constexpr Keyword keywords[] = {
     {"checked", [](T, D d) { d.line.attention.checked = true; }},
     {"q_offset=", [](T t, D d) { d.line.attention.q_offset = number<std::int64_t>(t); }},
     {"kv_offset=", [](T t, D d) { d.line.attention.kv_offset = number<std::int64_t>(t); }},
-    {"no_lse", [](T, D d) { d.line.lse = false; }},
-    {"dlse", [](T, D d) { d.line.dlse = true; }},
-    {"grads=", [](T t, D d) { parse_grads(t, d.line); }},
+    {"no_lse", [](T, D d) { d.line.lse = false; }, When::middle, Pass::forward},
+    {"dlse", [](T, D d) { d.line.dlse = true; }, When::middle, Pass::backward},
+    {"grads=", [](T t, D d) { parse_grads(t, d.line); }, When::middle, Pass::backward},
     {"seed=", [](T t, D d) { d.line.seed = number<std::uint64_t>(t); }, When::early},
     {"inputs=",
      [](T t, D d) {
@@ -372,9 +374,12 @@ bool parse_word(const Token& token, Draft& d) {
   }
 }
 
+const Keyword* keyword_of(const Token& token) { return std::ranges::find(keywords, token.key, &Keyword::key); }
+
 void parse_keyword(const Token& token, When when, Draft& d) {
-  const auto row = std::ranges::find(keywords, token.key, &Keyword::key);
+  const Keyword* row = keyword_of(token);
   if (row != std::end(keywords)) {
+    if (!row->is_of(d.line.pass)) fail_at(token, "given for a ", to_string(d.line.pass), " pass; expected ", to_string(*row->only));
     if (row->when == when) row->parse(token, d);
   } else if (when == When::middle) {
     std::string names;
@@ -474,9 +479,14 @@ std::vector<Line> parse_lines(std::string_view text) {
   std::vector<Token> tokens = tokens_of(text);
   if (tokens.empty() || tokens.front().key != "both") return {parse_line(text)};
   std::vector<Line> lines;
-  for (const std::string_view pass : {"forward", "backward"}) {
-    tokens.front().key = pass;
-    lines.push_back(parsed(tokens));
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    tokens.front().key = to_string(pass);
+    std::vector<Token> own;
+    std::ranges::copy_if(tokens, std::back_inserter(own), [&](const Token& token) {
+      const Keyword* row = keyword_of(token);
+      return row == std::end(keywords) || row->is_of(pass);
+    });
+    lines.push_back(parsed(std::move(own)));
   }
   return lines;
 }

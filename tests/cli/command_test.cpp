@@ -79,14 +79,29 @@ TEST_F(Command, WrongUsageIsCode2OnStandardError) {
 }
 
 TEST_F(Command, OptionsThatWouldBeDroppedAreRefused) {
-  for (const char* arguments :
-       {"explain --head-groups 2 'forward q8'", "explain --deal zigzag 'forward q8'", "explain --unit 5 'forward q8'",
-        "explain --ranks 0 'forward q8'", "explain --ranks -2 'forward q8'", "explain --ranks 2 --draw 'forward q8'",
-        "explain --tile 8x8 'forward q8'", "explain --batch 5 'forward q8'", "explain --head 1 'forward q8'",
-        "emit --arch sm_80 --out e --names f 'forward q8'", "emit --arch sm_80 --out e 'forward q8 backend=cpu'",
-        "check --target all,scalar 'forward q8'", "check --seconds nan 'forward q8'", "bench --seconds -1 'forward q8'",
-        "check --seed 18446744073709551616 --random 1", "check --random -1", "check --suite . 'forward q8'",
-        "check --threads 1e3 'forward q8'"}) {
+  for (const char* arguments : {"explain --head-groups 2 'forward q8'",
+                                "explain --deal zigzag 'forward q8'",
+                                "explain --unit 5 'forward q8'",
+                                "explain --ranks 0 'forward q8'",
+                                "explain --ranks -2 'forward q8'",
+                                "explain --ranks 2 --draw 'forward q8'",
+                                "explain --tile 8x8 'forward q8'",
+                                "explain --batch 5 'forward q8'",
+                                "explain --head 1 'forward q8'",
+                                "emit --arch sm_80 --out e --names f 'forward q8'",
+                                "emit --arch sm_80 --out e 'forward q8 backend=cpu'",
+                                "check --target all,scalar 'forward q8'",
+                                "check --seconds nan 'forward q8'",
+                                "bench --seconds -1 'forward q8'",
+                                "check --seed 18446744073709551616 --random 1",
+                                "check --random -1",
+                                "check --suite . 'forward q8'",
+                                "check --threads 1e3 'forward q8'",
+                                "check 'forward q8 backend=foo'",
+                                "check 'forward q8 target=foo'",
+                                "check 'forward q8 dlse'",
+                                "check 'forward q8 grads=dq'",
+                                "check 'backward q8 no_lse'"}) {
     const Ran ran = run(arguments);
     EXPECT_EQ(ran.code, 2) << arguments;
     EXPECT_NE(ran.err, "") << arguments;

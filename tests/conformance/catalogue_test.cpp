@@ -19,8 +19,8 @@ std::vector<catalogue::Row> all_rows() {
 
 class Catalogue : public testing::TestWithParam<catalogue::Row> {
  protected:
-  static void check_on_targets(const std::string& text) {
-    const check::Checker check(problem::parse_line(text));
+  static void check_on_targets(const problem::Line& line) {
+    const check::Checker check(line);
     for (const TargetInfo& target : targets()) {
       if (!target.available || target.backend == "cuda") continue;
       const check::Report report = check({.backend = target.backend, .target = target.target, .threads = 1, .executor = nullptr});
@@ -31,12 +31,9 @@ class Catalogue : public testing::TestWithParam<catalogue::Row> {
   }
 };
 
-TEST_P(Catalogue, Forward) {
-  for (const char* dtype : {"f32 ", "bf16 ", "f16 ", "f64 "}) check_on_targets(std::string("forward ") + dtype + GetParam().text);
-}
-
-TEST_P(Catalogue, Backward) {
-  for (const char* dtype : {"f32 ", "bf16 ", "f16 ", "f64 "}) check_on_targets(std::string("backward ") + dtype + GetParam().text);
+TEST_P(Catalogue, BothPasses) {
+  for (const char* dtype : {"f32 ", "bf16 ", "f16 ", "f64 "})
+    for (const problem::Line& line : problem::parse_lines(std::string("both ") + dtype + GetParam().text)) check_on_targets(line);
 }
 
 INSTANTIATE_TEST_SUITE_P(Rows, Catalogue, testing::ValuesIn(all_rows()), [](const auto& row) { return std::string(row.param.name); });

@@ -149,6 +149,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{"param=\"x: real[2] normal(1) arange\"", "'arange' in"},
                     Wrong{"param=\"x: real[2] grad grad=f64\"", "'grad=f64' in"},
                     Wrong{"lengths=3 b2", "b2 and 1 lengths; expected as many"}, Wrong{"lengths=3 total=3", "lengths= and total="},
+                    Wrong{"forward q4 dlse", "column 12: dlse: given for a forward pass; expected backward"},
+                    Wrong{"grads=dq", "grads: given for a forward pass; expected backward"},
+                    Wrong{"no_lse backward", "column 1: no_lse: given for a backward pass; expected forward"},
                     Wrong{"device=cpu:3", "expected cpu, cuda or cuda:N"}, Wrong{"device=cuda:-1", "expected cpu, cuda or cuda:N"},
                     Wrong{"sample=-3", "'-3'; expected 0 or more"}));
 
