@@ -115,6 +115,7 @@ PlanOptions options_of(const foveal_options* given) {
   PlanOptions options;
   if (given == nullptr) return options;
   const foveal_options o = adopted(given, "options");
+  FOVEAL_CHECK(o.reserved == 0, "options: reserved ", o.reserved, "; expected 0");
   if (o.backend != nullptr) options.backend = o.backend;
   if (o.target != nullptr) options.target = o.target;
   if (o.exclude != nullptr) options.exclude = o.exclude;

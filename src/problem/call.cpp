@@ -60,6 +60,9 @@ Inputs inputs_of(const Call& t, CallRest&& rest) {
   inputs.params = std::move(rest.params);
   if (given(t.cu_seqlens_q) || given(t.cu_seqlens_kv))
     inputs.varlen = Varlen{view_of(t.cu_seqlens_q), view_of(t.cu_seqlens_kv), rest.max_seqlen_q, rest.max_seqlen_kv};
+  else
+    FOVEAL_CHECK(rest.max_seqlen_q == 0 && rest.max_seqlen_kv == 0, "max_seqlen_q, max_seqlen_kv: ", rest.max_seqlen_q, ", ",
+                 rest.max_seqlen_kv, " without cu_seqlens; expected 0, for they are of packed sequences");
   if (given(t.block_table) || given(t.seqlens_kv)) inputs.paged = Paged{view_of(t.block_table), view_of(t.seqlens_kv)};
   inputs.rng = rest.rng;
   return inputs;

@@ -318,7 +318,8 @@ auto CaseData::arguments(Pass pass, Make make) const {
     views[i] = view(roles[i].name);
     call.*roles[i].given = &views[i];
   }
-  CallRest rest{.max_seqlen_q = line_.seqlen_q, .max_seqlen_kv = line_.seqlen_kv};
+  CallRest rest;
+  if (line_.varlen) rest.max_seqlen_q = line_.seqlen_q, rest.max_seqlen_kv = line_.seqlen_kv;
   rest.rng = rng_state_.present() ? DropoutRng{.state = rng_state_} : line_.rng;
   for (std::size_t i = 0; i < params_.size(); ++i) {
     rest.params.push_back({line_.params[i].param, params_[i]});

@@ -44,7 +44,8 @@ Problem problem_of(const Line& line, Device device) {
     views[i] = public_view(line, roles[i], view_of(role_dtype(line, roles[i]), sizes, layout_strides(line, roles[i].name)));
     call.*roles[i].given = &views[i];
   }
-  CallRest rest{.max_seqlen_q = line.seqlen_q, .max_seqlen_kv = line.seqlen_kv};
+  CallRest rest;
+  if (line.varlen) rest.max_seqlen_q = line.seqlen_q, rest.max_seqlen_kv = line.seqlen_kv;
   for (const ParamLine& param : line.params) {
     rest.params.push_back(param_of(param, param.dtype));
     if (param.grad && line.pass == Pass::backward) rest.dparams.push_back(param_of(param, param.grad_dtype));

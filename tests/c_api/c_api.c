@@ -194,6 +194,14 @@ int main(void) {
   CHECK(foveal_run(&attention, &forward, &options, NULL) == FOVEAL_INVALID_ARGUMENT);
   options.backend = "reference", options.threads = 1;
   CHECK(foveal_run(&attention, &forward, &options, NULL) == FOVEAL_OK);
+  options.reserved = 7;
+  CHECK(foveal_run(&attention, &forward, &options, NULL) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "options: reserved 7; expected 0") != NULL);
+  forward.max_seqlen_kv = seqlen;
+  CHECK(foveal_run(&attention, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "max_seqlen_kv: 0, 5 without cu_seqlens") != NULL);
+  CHECK(foveal_plan_create(&attention, &forward, NULL, &none) == FOVEAL_INVALID_ARGUMENT);
+  forward.max_seqlen_kv = 0;
   CHECK(foveal_run(NULL, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strcmp(foveal_last_error(), "attention: null") == 0);
 
   /* targets, threads, version */
