@@ -31,7 +31,8 @@ def both(first: Callable[[Any], Any], of_integers: Callable[[Any], Any]) -> Call
 
 def log1p(x: Any) -> Any:
     whole = 1.0 + x
-    lost = where(_core.abs(x) < 1.0, (x - (whole - 1.0)) / whole, 0.0)  # by the rounding of the sum
+    rest = x - (whole - 1.0)  # lost by the rounding of the sum; exact unless a factor of the whole comes between: no factor enters a divisor
+    lost = where(_core.abs(x) < 1.0, 1.0 / (whole / rest), 0.0)
     return _core.log(whole) + _core.stop_gradient(lost)
 
 
@@ -102,11 +103,14 @@ def hard_sigmoid(x: Any) -> Any:
 
 
 def clamped(x: Any, low: Any, high: Any) -> Any:
-    """x between low and high, with derivative 1 also at both; either may be None."""
+    """x between low and high, with derivative 1 also at both; either may be None. NaN where one of them is. A lower bound
+    that is not below the upper one has no derivative."""
     if low is not None:
-        x = where(x < low, low, x) if is_real(_core.constant(x) + low) else _core.maximum(x, low)
+        if high is not None and is_real(_core.constant(low)):
+            low = where(_core.constant(low) < high, low, _core.stop_gradient(low))
+        x = where((x < low) | is_nan(_core.constant(low)), low, x) if is_real(_core.constant(x) + low) else _core.maximum(x, low)
     if high is not None:
-        x = where(x > high, high, x) if is_real(_core.constant(x) + high) else _core.minimum(x, high)
+        x = where((x > high) | is_nan(_core.constant(high)), high, x) if is_real(_core.constant(x) + high) else _core.minimum(x, high)
     return x
 
 
@@ -207,17 +211,21 @@ def square(x: Any) -> Any:
 
 
 def sinh(x: Any) -> Any:
-    e = expm1(where(x < 0.0, -x, x))  # of a negative number, e + 1 has lost its digits
-    half = 0.5 * (e + e / (e + 1.0))
+    size = where(x < 0.0, -x, x)
+    e = expm1(size)  # of a negative number, e + 1 has lost its digits
+    root = _core.exp(0.5 * size)  # of e, which may be infinite where its half is not
+    half = where(size > 20.0, 0.5 * root * root, 0.5 * (e + e / (e + 1.0)))
     return where(x < 0.0, -half, half)
 
 
 def cosh(x: Any) -> Any:
-    return 0.5 * (_core.exp(x) + _core.exp(-x))
+    root = _core.exp(0.5 * _core.abs(x))
+    return where(_core.abs(x) > 20.0, 0.5 * root * root, 0.5 * (_core.exp(x) + _core.exp(-x)))
 
 
 def hypot(a: Any, b: Any) -> Any:
-    return _core.sqrt(a * a + b * b)
+    """Infinite where one of them is, whatever the other."""
+    return where(is_infinite(a) | is_infinite(b), math.inf, _core.sqrt(a * a + b * b))
 
 
 def lerp(a: Any, b: Any, weight: Any) -> Any:
@@ -289,7 +297,8 @@ def extreme(choose: Callable[[Any, Any], Any], items: Sequence[Any]) -> Any:
         return found
     found = _core.stop_gradient(found)
     share = 1.0 / total([where(x == found, 1.0, 0.0) for x in items])
-    return found + total([where(x == found, x - found, 0.0) for x in items]) * share
+    nothing = [where(x == found, where(is_finite(found), x - found, x), 0.0) for x in items]  # an infinity has no difference
+    return found + total(nothing) * share
 
 
 def largest(items: Sequence[Any]) -> Any:

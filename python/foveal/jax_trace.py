@@ -74,6 +74,13 @@ class Symbol(Symbols):
 # ---- what calls mean for expressions ----
 
 
+def _clamp(min: Any, x: Any, max: Any) -> Any:
+    """min(max(x, min), max), also where the bounds cross or one is NaN. The derivative belongs to what is strictly beyond the others."""
+    found = _core.stop_gradient(formulas.clipped(x, min, max))
+    outside = _core.where((x < min) & (_core.constant(min) < max), min, _core.where((x > max) & ~formulas.is_nan(_core.constant(min)), max, found))
+    return _core.where((x > min) & (x < max), x, outside)
+
+
 @signature_of
 def _REDUCTION(a: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> None: ...  # noqa: N802
 
@@ -108,7 +115,7 @@ def _hypot(a: Any, b: Any) -> Any:
     a, b = _abs(_core.to_real(a)), _abs(_core.to_real(b))
     large, small = _core.maximum(a, b), _core.minimum(a, b)
     ratio = small / _core.where(large == 0.0, 1.0, large)
-    return _core.where(large == math.inf, math.inf, _core.where(large == 0.0, large, large * _core.sqrt(1.0 + ratio * ratio)))
+    return _core.where(formulas.is_infinite(a) | formulas.is_infinite(b), math.inf, _core.where(large == 0.0, large, large * _core.sqrt(1.0 + ratio * ratio)))
 
 
 def _signed(meaning: Meaning) -> Meaning:
@@ -294,7 +301,7 @@ _TABLE: dict[str, Meaning] = {
     "lax.div": binary(_or_by_zero(lambda x, y: _divide(x, y) if formulas.is_real(_core.constant(x) + y) else formulas.trunc_divide(x, y), lambda x: -1)),
     "lax.rem": binary(_or_by_zero(formulas.fmod, lambda x: x)),
     "lax.select": elementwise(lambda pred, on_true, on_false: _core.where(pred, on_true, on_false), 3),
-    "lax.clamp": elementwise(lambda min, x, max: formulas.bounded(x, min, max), 3),
+    "lax.clamp": elementwise(_clamp, 3),
     "stop_gradient": stopped,
     # conversions and constants
     "astype": cast,

@@ -360,6 +360,11 @@ def _sign(input: Any) -> Any:
     return _core.where(input > 0, 1, _core.where(input < 0, -1, 0))
 
 
+def _but_nan(chosen: Callable[[Any, Any], Any], input: Any, other: Any) -> Any:
+    """fmax, fmin: of a NaN and a number the number. The first of two that are equal has the derivative."""
+    return _core.where(chosen(input, other) | formulas.is_nan(_core.constant(other)), input, other)
+
+
 @signature_of
 def _ROUND(input: Any, *, decimals: int = 0) -> None: ...  # noqa: N802
 
@@ -378,7 +383,7 @@ def _elu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Any:
 
 
 def _hardswish(input: Any, inplace: bool = False) -> Any:
-    return _core.where(input <= -3.0, 0.0, _core.where(input < 3.0, input * (input / 6.0 + 0.5), input))
+    return _core.where(input <= -3.0, input * 0.0, _core.where(input < 3.0, input * (input / 6.0 + 0.5), input))
 
 
 def _threshold(input: Any, threshold: Any, value: Any, inplace: bool = False) -> Any:
@@ -516,6 +521,8 @@ _TABLE: dict[str, Meaning] = {
     "float_power": binary(_core.pow),
     "maximum": binary(_core.maximum),
     "minimum": binary(_core.minimum),
+    "fmax": binary(functools.partial(_but_nan, operator.ge)),
+    "fmin": binary(functools.partial(_but_nan, operator.le)),
     "max": _largest_or_smallest(_core.maximum, formulas.largest),
     "min": _largest_or_smallest(_core.minimum, formulas.smallest),
     "clamp": elementwise(lambda input, min=None, max=None: formulas.clamped(input, min, max), 3),
