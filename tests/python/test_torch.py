@@ -367,3 +367,24 @@ def test_a_module_of_one_dtype():
     module(*tensors(1, 7, 2, 4, dtype=torch.float32))
     with pytest.raises(NotImplementedError, match="foveal.torch.Attention: q: of float64, for whose scores score_mod could not be traced"):
         module(*tensors(1, 7, 2, 4))
+
+
+ASK_FOR_THE_DEVICE = {
+    "is_cuda": lambda s, b, h, i, j: s * 2 if s.is_cuda else s,
+    "device": lambda s, b, h, i, j: s * (2 if i.device.type == "cuda" else 1),
+}
+
+
+@pytest.mark.parametrize("name", ASK_FOR_THE_DEVICE)
+def test_attention_of_a_function_that_is_another_one_on_gpus(name):
+    """Traced before it has tensors, it was that of a CPU everywhere."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    attend = foveal.torch.Attention(ASK_FOR_THE_DEVICE[name])
+    q, k, v = tensors(1, 5, 1, 4, dtype=torch.float32, grad=False)
+    torch.testing.assert_close(attend(q, k, v), foveal.torch.attention(q, k, v))
+    with FakeTensorMode():
+        on_gpu = torch.empty(1, 5, 1, 4, device="cuda")
+    with pytest.raises(NotImplementedError, match="Attention: q: on cuda:0, for which score_mod and mask could not be traced: it asks for the device"):
+        attend(on_gpu, on_gpu, on_gpu)
+    assert foveal.torch.Attention(lambda s, b, h, i, j: s + i)._on_cpu_alone is None

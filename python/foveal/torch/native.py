@@ -22,7 +22,7 @@ _ACCEPTED = (*Arguments.__annotations__, "return_lse")
 
 _ATTRIBUTES = frozenset(
     "names key _texts _sink _arguments _options _dropping_key "
-    "_wide_texts _wide_key _wide_dropping_key _not_wide".split()
+    "_wide_texts _wide_key _wide_dropping_key _not_wide _on_cpu_alone".split()
 )  # of an Attention's own
 
 
@@ -38,7 +38,7 @@ class Attention(torch.nn.Module):
     def __init__(self, score_mod: ScoreMod = None, mask: Mask = None, *, options: Options = Options(), **arguments: Unpack[Settings]):
         super().__init__()
         check_names("Attention", arguments, (*Settings.__annotations__, "options"))
-        described = _described(score_mod, mask, torch.float32, arguments)
+        described = _described(score_mod, mask, arguments)
         for param, array in zip(described.params, described.arrays):
             if param.name in _ATTRIBUTES or hasattr(self, param.name):
                 raise ValueError(f"Attention: params: {param.name!r} is an attribute of the module itself; expected another name")
@@ -49,11 +49,18 @@ class Attention(torch.nn.Module):
         self.names = tuple([param.name for param in described.params])
         self._texts = self._wide_texts = _texts_of(described)
         self._not_wide = None  # why it does not take q of float64
+        self._on_cpu_alone = None  # why it takes no q on a GPU
         if callable(score_mod) and not isinstance(score_mod, Expr):
             try:
-                self._wide_texts = _texts_of(_alike(described, _described(score_mod, mask, torch.float64, arguments)))
+                self._wide_texts = _texts_of(_alike(described, _described(score_mod, mask, arguments, dtype=torch.float64)))
             except Exception as error:  # of a function that is not made for it
                 self._not_wide = str(error)
+        if any([callable(fn) and not isinstance(fn, Expr) for fn in (score_mod, mask)]):
+            try:
+                on_gpu = _alike(described, _described(score_mod, mask, arguments, device="cuda"))
+                self._on_cpu_alone = None if _texts_of(on_gpu) == self._texts else "it asks for the device of its tensors, and is another function there"
+            except Exception as error:
+                self._on_cpu_alone = str(error)
         self._sink = None if described.sink is None else described.sink.name
         self._arguments = {name: value for name, value in _settings(arguments).items() if name not in ("params", "sink")}
         self._options = options
@@ -103,6 +110,8 @@ class Attention(torch.nn.Module):
         wide = isinstance(q, Tensor) and q.dtype == torch.float64
         if wide and self._not_wide is not None:
             raise NotImplementedError(f"Attention: q: of float64, for whose scores score_mod could not be traced: {self._not_wide}")
+        if self._on_cpu_alone is not None and isinstance(q, Tensor) and q.is_cuda:
+            raise NotImplementedError(f"Attention: q: on {q.device}, for which score_mod and mask could not be traced: {self._on_cpu_alone}; expected foveal.torch.attention()")
         key = (self._wide_dropping_key if wide else self._dropping_key) if drops else self._wide_key if wide else self.key
         rng = _rng(seed, offset, rng_state, q.device) if drops else Rng()
         lengths = cu_seqlens
@@ -121,23 +130,23 @@ class Attention(torch.nn.Module):
         def __call__(self, *args: Any, **arguments: Any) -> Any: ...
 
 
-def _described(score_mod: ScoreMod, mask: Mask, score_dtype: torch.dtype, arguments: Settings) -> Description:
-    """For q of this dtype, which is that of the scores."""
+def _described(score_mod: ScoreMod, mask: Mask, arguments: Settings, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Description:
+    """For q of this dtype, which is that of the scores, on such a device."""
     with torch.enable_grad():  # what no_grad() within the functions stops must be seen, wherever this is made
-        return describe(score_mod, mask, tracer=TorchTracer.like(torch.device("cpu"), score_dtype)(), **_settings(arguments))
+        return describe(score_mod, mask, tracer=TorchTracer.like(torch.device(device), dtype)(), **_settings(arguments))
 
 
 def _texts_of(described: Description) -> tuple[str | None, ...]:
     return tuple([None if expr is None else repr(expr) for expr in (described.score_mod, described.mask)])
 
 
-def _alike(of_float32: Description, of_float64: Description) -> Description:
+def _alike(first: Description, other: Description) -> Description:
     """The latter, which must read the same tensors, or equal ones that the function makes as it runs."""
-    pairs = zip(of_float32.arrays, of_float64.arrays)
-    same = len(of_float32.arrays) == len(of_float64.arrays) and all([a is b or (a.dtype == b.dtype and torch.equal(a, b)) for a, b in pairs])
+    pairs = zip(first.arrays, other.arrays)
+    same = len(first.arrays) == len(other.arrays) and all([a is b or (a.dtype == b.dtype and torch.equal(a, b.to(a.device))) for a, b in pairs])
     if not same:
-        raise NotImplementedError("it reads other tensors than of float32 scores; expected the same, or foveal.torch.attention()")
-    return of_float64
+        raise NotImplementedError("it reads other tensors than of float32 scores on a CPU; expected the same, or foveal.torch.attention()")
+    return other
 
 
 def _settings(arguments: Settings) -> dict[str, Any]:
