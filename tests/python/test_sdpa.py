@@ -32,6 +32,18 @@ def same(tensors, tolerance=1e-10, **arguments):
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (S,)])
+@pytest.mark.parametrize("lead", [(), (H,), (1, B, H)])
+def test_masks_of_rank_0_and_1(lead, shape):
+    """torch refuses them where its fused kernels are asked, of four dimensions."""
+    mask = torch.randn(shape, generator=seeded(1), dtype=torch.float64)
+    tensors = inputs((*lead, L, E), (*lead, S, E))
+    same(tensors, attn_mask=mask.requires_grad_())
+    same(tensors, attn_mask=torch.ones(shape, dtype=torch.bool))
+    with pytest.raises(RuntimeError, match=f"attn_mask: rank {len(shape)} beside a query of rank 4; expected at least 2"):
+        foveal.torch.scaled_dot_product_attention(*inputs(), attn_mask=mask)
+
+
 @pytest.mark.parametrize("shape", [(L, S), (1, S), (L, 1), (1, 1), (1, L, S), (H, L, S), (H, 1, S), (1, 1, L, S), (B, 1, L, S), (1, H, 1, S), (B, H, L, S)])
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_masks_broadcast(shape, kind):

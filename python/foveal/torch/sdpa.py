@@ -38,7 +38,7 @@ def scaled_dot_product_attention(
     key: [..., heads_kv, seqlen_kv, head_dim], of query's dtype and device.
     value: [..., heads_kv, seqlen_kv, head_dim_v], likewise.
     enable_gqa: each head of key and value serves a group of query heads.
-    attn_mask: at least two dimensions, broadcastable to [..., heads_q, seqlen_q, seqlen_kv]; bool (True = keep), or float32 or query's dtype
+    attn_mask: broadcastable to [..., heads_q, seqlen_q, seqlen_kv], of at least two dimensions where query has four; bool (True = keep), or float32 or query's dtype
     (added to the scores); or a torch.nn.attention.bias.CausalBias.
     dropout_p: draws from torch's generator of query's device, on that device: a captured CUDA graph drops other pairs on each replay.
 
@@ -138,8 +138,10 @@ def _check_mask(attn_mask: Tensor, query: Tensor) -> None:
     if attn_mask.is_nested or attn_mask.layout is not torch.strided:
         found = "nested tensor" if attn_mask.is_nested else f"tensor of layout {attn_mask.layout}"
         raise CallError(f"scaled_dot_product_attention: attn_mask: found a {found}; expected a dense one")
-    if attn_mask.dim() < 2:
-        raise CallError(f"scaled_dot_product_attention: attn_mask: rank {attn_mask.dim()}; expected at least 2: [..., seqlen_q, seqlen_kv]")
+    if attn_mask.dim() < 2 and query.dim() == 4:  # torch takes them beside other queries
+        raise CallError(
+            f"scaled_dot_product_attention: attn_mask: rank {attn_mask.dim()} beside a query of rank 4; expected at least 2: [..., seqlen_q, seqlen_kv]"
+        )
     if attn_mask.device != query.device:
         raise CallError(f"scaled_dot_product_attention: attn_mask: on {attn_mask.device}; expected {query.device}, query's device")
 
