@@ -388,3 +388,21 @@ def test_attention_of_a_function_that_is_another_one_on_gpus(name):
     with pytest.raises(NotImplementedError, match="Attention: q: on cuda:0, for which score_mod and mask could not be traced: it asks for the device"):
         attend(on_gpu, on_gpu, on_gpu)
     assert foveal.torch.Attention(lambda s, b, h, i, j: s + i)._on_cpu_alone is None
+
+
+def test_attention_does_not_keep_what_is_computed_of_trained_tensors():
+    """It is traced once: a product of a parameter would stay what it was when that is trained."""
+    w = torch.nn.Parameter(torch.randn(2, 7))
+    with pytest.raises(NotImplementedError, match="Attention: score_mod or mask computes a whole tensor of trained ones"):
+        foveal.torch.Attention(lambda s, b, h, i, j: s + (w * 2)[h, i])
+
+    def score_mod(s, b, h, i, j):
+        return s + w[h, i] * s + w.t()[j, h] + w[0][i] * w.detach().exp()[1, j]
+
+    attend, (q, k, v) = foveal.torch.Attention(score_mod), tensors(1, 7, 2, 4, dtype=torch.float32)
+    w.data.mul_(1.5)
+    out = attend(q, k, v)
+    with torch.no_grad():
+        before = w.detach().clone() / 1.5  # detach().exp() was computed once
+        expected = foveal.torch.attention(q, k, v, lambda s, b, h, i, j: s + w[h, i] * s + w.t()[j, h] + w[0][i] * before.exp()[1, j])
+    torch.testing.assert_close(out.detach(), expected)

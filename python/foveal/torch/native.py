@@ -132,8 +132,16 @@ class Attention(torch.nn.Module):
 
 def _described(score_mod: ScoreMod, mask: Mask, arguments: Settings, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Description:
     """For q of this dtype, which is that of the scores, on such a device."""
+    tracer = TorchTracer.like(torch.device(device), dtype)()
     with torch.enable_grad():  # what no_grad() within the functions stops must be seen, wherever this is made
-        return describe(score_mod, mask, tracer=TorchTracer.like(torch.device(device), dtype)(), **_settings(arguments))
+        described = describe(score_mod, mask, tracer=tracer, **_settings(arguments))
+    for array in described.arrays:
+        if id(array) in tracer.computed and array.requires_grad and not array._is_view():
+            raise NotImplementedError(
+                "Attention: score_mod or mask computes a whole tensor of trained ones, which would stay as it is while these are trained; "
+                "expected reads of them (w[h] * 2 in place of (w * 2)[h]), or foveal.torch.attention()"
+            )
+    return described
 
 
 def _texts_of(described: Description) -> tuple[str | None, ...]:
