@@ -321,6 +321,16 @@ def no_copy(value: Any, *_: Any) -> Any:
     raise refused_here(TypeError("a score expression has no value while it is traced, so that it is neither copied nor pickled: x + 0 is a new one"))
 
 
+def _insides(value: Any) -> dict[str, Any]:
+    """vars(x), x.__dict__: what a symbol is made of is nothing of a tensor's."""
+    if asked_by_a_library():
+        return {}
+    raise refused(TypeError("a score or mask asks for the vars() of a symbol, which are not those of what it stands for; expected its shape and dtype"))
+
+
+insides: Any = property(_insides)
+
+
 # ---- str(x), f"{x}", repr(x) ----
 
 # Whose code makes text for people: logging, warnings, debuggers.

@@ -75,6 +75,7 @@ class Symbols(metaclass=questions.SymbolType):
     __array__ = questions.no_array
     __hash__ = questions.no_hash
     __reduce_ex__ = __copy__ = __deepcopy__ = questions.no_copy
+    __dict__ = questions.insides
 
     __repr__ = __format__ = questions.text_by(
         lambda self: f"{type(self).__name__}({self._items[0] if not self._shape else self._items}, shape={list(self._shape)})"
@@ -461,6 +462,7 @@ class Capture(metaclass=questions.SymbolType):
 
     __hash__ = questions.no_hash
     __reduce_ex__ = questions.no_copy
+    __dict__ = questions.insides
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_array", "_axes", "_order", "_tracer", "_stopped"):

@@ -593,3 +593,13 @@ def test_jax_answers_for_its_own_attributes():
     pytest.importorskip("jax")
     found = attend("jax", lambda s, b, h, i, j: s * 2 if getattr(s, "itemsize", 0) == 4 and hasattr(s, "nbytes") else s * 3)
     np.testing.assert_array_equal(found, attend("jax", "2 * score"))
+
+
+@pytest.mark.skipif("torch" not in KINDS, reason="torch has attributes of tensors")
+@pytest.mark.parametrize("ask", [vars, lambda x: x.__dict__])
+def test_what_a_symbol_is_made_of_is_refused(ask):
+    with pytest.raises(TypeError, match=r"a score or mask asks for the vars\(\) of a symbol"):
+        attend("torch", lambda s, b, h, i, j: s * len(ask(s)))
+    table = torch.as_tensor(TABLE)
+    with pytest.raises(TypeError, match=r"a score or mask asks for the vars\(\) of a symbol"):
+        attend("torch", lambda s, b, h, i, j: s * len(ask(table[h])))
