@@ -173,3 +173,16 @@ def test_lengths_are_kept_by_hooks_of_saved_tensors():
     cu[1] = 4
     (found,) = torch.autograd.grad(out.sin().sum(), values)
     assert torch.equal(found, expected)
+
+
+def test_jagged_that_drops_every_pair():
+    """As dense tensors and as torch: zeros, with gradients of zero."""
+    offsets = torch.tensor([0, 3, 8])
+    q, k, v = (torch.nested.nested_tensor_from_jagged(torch.randn(8, 2, 4), offsets=offsets).requires_grad_() for _ in range(3))
+    out = foveal.torch.scaled_dot_product_attention(*[t.transpose(1, 2) for t in (q, k, v)], dropout_p=1.0)
+    values = out.transpose(1, 2).values()
+    assert values.shape == (8, 2, 4) and not values.any()
+    values.sum().backward()
+    assert not any([t.grad.values().any() for t in (q, k, v)])
+    with pytest.raises(RuntimeError, match="dropout_p: 1.5; expected 0 <= dropout_p <= 1"):
+        foveal.torch.scaled_dot_product_attention(*[t.transpose(1, 2) for t in (q, k, v)], dropout_p=1.5)

@@ -48,13 +48,16 @@ def scaled_dot_product_attention(
     """
     if type(is_causal) is not bool or type(enable_gqa) is not bool:
         check_flags("scaled_dot_product_attention", is_causal=is_causal, enable_gqa=enable_gqa)
-    if any([isinstance(t, Tensor) and t.is_nested for t in (query, key, value)]):
-        return jagged_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    _check_tensors(query, key, value)
     scale = None if scale is None else _number("scale", scale)
     dropout_p = _number("dropout_p", dropout_p)
     if not 0.0 <= dropout_p <= 1.0:
         raise CallError(f"scaled_dot_product_attention: dropout_p: {dropout_p}; expected 0 <= dropout_p <= 1")
+    if dropout_p == 1.0:  # every pair is dropped, gradients too
+        whole: Tensor = scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+        return whole * 0.0
+    if any([isinstance(t, Tensor) and t.is_nested for t in (query, key, value)]):
+        return jagged_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    _check_tensors(query, key, value)
     mask, read = "kv_idx <= q_idx" if is_causal else None, None
     if isinstance(attn_mask, CausalBias):
         mask = _causal_mask(attn_mask, is_causal, query.shape[-2], key.shape[-2])
@@ -75,8 +78,6 @@ def _attend(
     batch_shape: tuple[int, ...],
 ) -> Tensor:  # fmt: skip
     """On tensors of four dimensions; batch_shape: what the two leading ones were."""
-    if dropout_p == 1.0:  # every pair is dropped, gradients too
-        return _attend(query, key, value, attn_mask, mask, 0.0, scale, batch_shape) * 0.0
     score_mod, params = None, {}
     if attn_mask is not None:
         bias = _as_rank_four(attn_mask, batch_shape, *whole_seqlens(query.shape[-2], key.shape[-2]))
