@@ -173,6 +173,8 @@ ARGUMENTS = {
     "masked_fill": lambda x, y: x.masked_fill(y > 0, 2.0),
     "logaddexp": lambda x, y: torch.logaddexp(x, y),
     "logaddexp2": lambda x, y: torch.logaddexp2(x, y),
+    "fmax": lambda x, y: torch.fmax(x, y),
+    "fmin": lambda x, y: torch.fmin(x, y) + x.fmin(x),
     "hypot": lambda x, y: torch.hypot(x, y + 5),
     "xlogy": lambda x, y: torch.xlogy(x, y.abs() + 1),
     "lerp": lambda x, y: torch.lerp(x, y, 0.3),

@@ -126,7 +126,7 @@ def forms_of(name):
 # ---- names of the table ----
 
 TWO = set(
-    "add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow float_power maximum minimum max min logaddexp logaddexp2 "
+    "add sub subtract rsub mul multiply div divide true_divide floor_divide remainder fmod pow float_power maximum minimum max min fmax fmin logaddexp logaddexp2 "
     "hypot xlogy isclose eq ne not_equal lt less le less_equal gt greater ge greater_equal logical_and logical_or logical_xor bitwise_and bitwise_or "
     "bitwise_xor bitwise_left_shift bitwise_right_shift clamp_min clamp_max prelu".split()
 )
@@ -188,7 +188,7 @@ def test_dtypes(name, where, fn):
 
 # ---- numbers as operands, arguments by position and by name ----
 
-OF_ARRAYS_ALONE = {"prelu", "maximum", "minimum", "max", "min", "logaddexp", "logaddexp2", "hypot", "logical_and", "logical_or", "logical_xor", "isclose"}
+OF_ARRAYS_ALONE = {"prelu", "maximum", "minimum", "fmax", "fmin", "max", "min", "logaddexp", "logaddexp2", "hypot", "logical_and", "logical_or", "logical_xor", "isclose"}
 POWERS = {"pow", "float_power"}
 ALIASES = {"subtract", "multiply", "divide", "true_divide", "not_equal", "less", "less_equal", "greater", "greater_equal"}
 BINARY = sorted((TWO & set(NAMES)) - OF_ARRAYS_ALONE - ALIASES)
