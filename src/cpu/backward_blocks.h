@@ -220,6 +220,7 @@ class BackwardBlocks {
     }
     TileFrame frame = s_.frame(sequence, state.lanes, state.block, range);
     s_.ops.dot(k, state.q_panel, range, lanes, s_.dim, worker.dots);
+    if (s_.problem.attention.checked) s_.refuse_fault(frame, call.data, worker.dots + std::ptrdiff_t{range.begin} * ld);
     if (s_.tape.has_score() || (partial && !by_ranges)) {
       const std::ptrdiff_t at = std::ptrdiff_t{range.begin} * ld;
       s_.tape.apply(frame, call.data, worker.dots + at, worker.p + at, partial, static_cast<Real*>(nullptr), worker.tape_scratch);

@@ -171,7 +171,8 @@ bool packed_backward_serves(const Setup<float>& setup) {
   const problem::Problem& problem = setup.problem;
   const BlockOps<float>& ops = setup.ops;
   const Attention& attention = problem.attention;
-  if (!ops.backward || !setup.masks_by_ranges() || problem.dtype != DType::bf16 || attention.dropout_p > 0 || problem.has_score_mod())
+  if (!ops.backward || !setup.masks_by_ranges() || problem.dtype != DType::bf16 || attention.checked || attention.dropout_p > 0 ||
+      problem.has_score_mod())
     return false;
   // An explicit strategy means the block operations.
   if (attention.backward != BackwardStrategy::automatic) return false;

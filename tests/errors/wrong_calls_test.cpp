@@ -257,6 +257,21 @@ const std::vector<Row> rows{
        c.params = {{c.table, c.table_data}, {c.ids, {far.data(), DType::i32, {8}}}}, c.options.backend = "reference", c.forward();
      },
      "parameter table: index 8 in dimension 0 at batch 0, head 0, q_idx 0, kv_idx 3; expected 0 to 7"},
+    {"CheckedIndexBackward",
+     [](Calls& c) {
+       c.attention.score_mod = score + c.table(kv_idx + c.ids(q_idx)), c.attention.checked = true;
+       static std::vector<std::int32_t> far(8, 5);
+       c.params = {{c.table, c.table_data}, {c.ids, {far.data(), DType::i32, {8}}}}, c.options.backend = "cpu", c.backward();
+     },
+     "parameter table: index 8 in dimension 0 at batch 0, head 0, q_idx 0, kv_idx 3; expected 0 to 7"},
+    {"CheckedIndexOfMaskBackward",
+     [](Calls& c) {
+       static std::vector<std::int32_t> far(4, 0);
+       const Param few("few", {4}, Type::integer);
+       c.attention.mask = document(few), c.attention.checked = true;
+       c.params = {{few, {far.data(), DType::i32, {4}}}}, c.options.backend = "cpu", c.backward();
+     },
+     "parameter few: index 4 in dimension 0 at batch 0, head 0, q_idx 4, kv_idx 0; expected 0 to 3"},
     {"IndexOutsideAtEveryPair",
      [](Calls& c) {
        c.attention.score_mod = score + c.table(kv_idx + 8), c.params = {{c.table, c.table_data}}, c.forward();
