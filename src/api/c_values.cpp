@@ -21,27 +21,30 @@ FOVEAL_ROLES(FOVEAL_HAS)
 
 thread_local LastError last_error;
 
-DType dtype_of(int32_t dtype) {
-  FOVEAL_CHECK(dtype != 0, "tensor: dtype is not set; expected FOVEAL_F32 or another");
-  FOVEAL_CHECK(dtype > 0 && dtype <= FOVEAL_F64, "tensor: dtype: ", dtype, "; expected 1 to ", static_cast<int>(FOVEAL_F64));
+DType dtype_of(Named at, int32_t dtype) {
+  FOVEAL_CHECK(dtype != 0, at.what, at.name, ": dtype is not set; expected FOVEAL_F32 or another");
+  FOVEAL_CHECK(dtype > 0 && dtype <= FOVEAL_F64, at.what, at.name, ": dtype ", dtype, "; expected 1 to ", static_cast<int>(FOVEAL_F64));
   return dtype == FOVEAL_F64 ? DType::f64 : static_cast<DType>(dtype);
 }
 
-static Device device_of(const foveal_tensor& tensor) {
-  const DeviceKind kind = enumerator("tensor: device_kind", tensor.device_kind, DeviceKind::cuda);
-  FOVEAL_CHECK(tensor.device_index >= -1, "tensor: device_index ", tensor.device_index,
+static Device device_of(Named at, const foveal_tensor& tensor) {
+  FOVEAL_CHECK(tensor.device_kind == FOVEAL_CPU || tensor.device_kind == FOVEAL_CUDA, at.what, at.name, ": device_kind ",
+               tensor.device_kind, "; expected FOVEAL_CPU or FOVEAL_CUDA, 0 or 1");
+  const auto kind = static_cast<DeviceKind>(tensor.device_kind);
+  FOVEAL_CHECK(tensor.device_index >= -1, at.what, at.name, ": device_index ", tensor.device_index,
                "; expected 0 or more, or -1 for the current device");
   if (tensor.device_index == -1) return {kind, kind == DeviceKind::cuda ? cuda::driver::current_device() : 0};
   return {kind, tensor.device_index};
 }
 
-TensorView view_of(const foveal_tensor* tensor) {
+TensorView view_of(Named at, const foveal_tensor* tensor) {
   TensorView view;
   if (tensor == nullptr) return view;
-  FOVEAL_CHECK(tensor->rank >= 0 && tensor->rank <= FOVEAL_MAX_RANK, "tensor: rank ", tensor->rank, "; expected 0 to ", FOVEAL_MAX_RANK);
+  FOVEAL_CHECK(tensor->rank >= 0 && tensor->rank <= FOVEAL_MAX_RANK, at.what, at.name, ": rank ", tensor->rank, "; expected 0 to ",
+               FOVEAL_MAX_RANK);
   view.data = tensor->data;
-  view.dtype = dtype_of(tensor->dtype);
-  view.device = device_of(*tensor);
+  view.dtype = dtype_of(at, tensor->dtype);
+  view.device = device_of(at, *tensor);
   view.rank = tensor->rank;
   std::copy_n(tensor->sizes, tensor->rank, view.sizes.begin());
   std::copy_n(tensor->strides, tensor->rank, view.strides.begin());
@@ -70,13 +73,18 @@ static Expr expression_of(const char* text, const std::vector<Param>& params) {
   return cache.find_or_make(key, [&] { return Parsed{params, parse(text, params)}; })->expression;
 }
 
+void check_params(const foveal_call& call) {
+  FOVEAL_CHECK(call.param_count >= 0, "call: param_count ", call.param_count, "; expected 0 or more");
+  FOVEAL_CHECK(call.param_count == 0 || call.params != nullptr, "call: params is null; expected as many as param_count, ",
+               call.param_count);
+  for (int32_t i = 0; i < call.param_count; ++i) FOVEAL_CHECK(call.params[i].tensor != nullptr, "params: parameter ", i, " has no tensor");
+}
+
 std::vector<Param> params_of(const foveal_call& call) {
-  FOVEAL_CHECK(call.param_count >= 0 && (call.param_count == 0 || call.params != nullptr), "call: param_count ", call.param_count,
-               " without params");
+  check_params(call);
   std::vector<Param> params;
   for (int32_t i = 0; i < call.param_count; ++i) {
     FOVEAL_CHECK(call.params[i].declaration != nullptr, "params: parameter ", i, " has no declaration");
-    FOVEAL_CHECK(call.params[i].tensor != nullptr, "params: parameter ", i, " has no tensor");
     params.push_back(param_of(call.params[i].declaration));
   }
   return params;
@@ -131,7 +139,7 @@ problem::Call by_role(const foveal_call& call, Pass pass, TensorViews& views) {
   };
   problem::Call tensors{.pass = pass};
   for (std::size_t i = 0; i < views.size(); ++i) {
-    views[i] = view_of(call.*given[i]);
+    views[i] = view_of({problem::roles[i].name}, call.*given[i]);
     if (problem::roles[i].use(pass) == problem::Use::none) {
       FOVEAL_CHECK(!views[i].present(), problem::roles[i].name, ": given for a ", to_string(pass), " pass, which leaves it null");
       continue;

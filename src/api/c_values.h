@@ -77,9 +77,16 @@ Enum enumerator(const char* name, int32_t value, Enum last) {
   return static_cast<Enum>(value);
 }
 
-DType dtype_of(int32_t dtype);
+/// How messages name a tensor.
+struct Named {
+  const char* name;
+  const char* what = "";  ///< stands before the name
+};
+DType dtype_of(Named at, int32_t dtype);
 /// Null is an absent tensor.
-TensorView view_of(const foveal_tensor* tensor);
+TensorView view_of(Named at, const foveal_tensor* tensor);
+/// The call has as many parameters as it says, each with a tensor.
+void check_params(const foveal_call& call);
 std::vector<Param> params_of(const foveal_call& call);
 Attention attention_of(const foveal_attention* given, const std::vector<Param>& params);
 bool is_first_version(const foveal_call& call);
@@ -99,15 +106,18 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, const D
   const Pass pass = enumerator("call: pass", call.pass, Pass::backward);
   FOVEAL_CHECK(static_cast<std::size_t>(call.param_count) == params.size(), "call: ", call.param_count, " parameters; the plan has ",
                params.size());
+  check_params(call);
   problem::CallRest rest{.max_seqlen_q = call.max_seqlen_q, .max_seqlen_kv = call.max_seqlen_kv};
   rest.params.reserve(params.size());
   for (std::size_t i = 0; i < params.size(); ++i) {
-    rest.params.push_back({params[i], view_of(call.params[i].tensor)});
-    if (call.params[i].gradient != nullptr) rest.dparams.push_back({params[i], view_of(call.params[i].gradient)});
+    const char* name = params[i].name().c_str();
+    rest.params.push_back({params[i], view_of({name}, call.params[i].tensor)});
+    if (call.params[i].gradient != nullptr) rest.dparams.push_back({params[i], view_of({name, "gradient of "}, call.params[i].gradient)});
   }
-  rest.rng = is_first_version(call)
-                 ? first_rng
-                 : DropoutRng{.seed = call.dropout_seed, .offset = call.dropout_offset, .state = view_of(call.dropout_state)};
+  rest.rng =
+      is_first_version(call)
+          ? first_rng
+          : DropoutRng{.seed = call.dropout_seed, .offset = call.dropout_offset, .state = view_of({"dropout_state"}, call.dropout_state)};
   TensorViews views;
   problem::with_arguments(by_role(call, pass, views), std::move(rest), std::forward<Do>(run));
 }

@@ -96,7 +96,7 @@ int foveal_run(const foveal_attention* attention, const foveal_call* call, const
 int foveal_contiguous(foveal_tensor* tensor, void* data, int32_t dtype, int32_t rank, const int64_t* sizes) {
   return guarded([&] {
     FOVEAL_CHECK(tensor != nullptr, "tensor: null; expected a place for the tensor");
-    dtype_of(dtype);
+    dtype_of({"tensor"}, dtype);
     FOVEAL_CHECK(rank >= 0 && rank <= FOVEAL_MAX_RANK, "rank: ", rank, "; expected 0 to ", FOVEAL_MAX_RANK);
     FOVEAL_CHECK(rank == 0 || sizes != nullptr, "sizes: null; expected ", rank, " sizes");
     foveal_tensor made{
@@ -116,8 +116,8 @@ int foveal_packed_qkv(foveal_tensor qkv[3], void* data, int32_t dtype, int64_t b
     FOVEAL_CHECK(qkv != nullptr, "qkv: null; expected a place for three tensors");
     FOVEAL_CHECK(batch >= 0 && seqlen >= 0, "batch ", batch, ", seqlen ", seqlen, "; expected 0 or more");
     FOVEAL_CHECK(heads > 0 && channels > 0 && channels % heads == 0, "channels: ", channels, " with ", heads,
-                 " heads; expected a multiple of heads");
-    const auto width = static_cast<int64_t>(size_of(dtype_of(dtype)));
+                 " heads; expected a positive multiple of the heads");
+    const auto width = static_cast<int64_t>(size_of(dtype_of({"qkv"}, dtype)));
     int64_t bytes = 3 * width;
     for (const int64_t size : {batch, seqlen, channels})  // strides are products of sizes even where a tensor is empty
       FOVEAL_CHECK(!__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes), "qkv: more than 2^63 bytes");

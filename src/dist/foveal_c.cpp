@@ -104,7 +104,7 @@ std::vector<std::int64_t> lengths_of(const char* name, const TensorView& cu, std
 }
 
 dist::WholeShapes shapes_of(const foveal_call& whole) {
-  const TensorView q = view_of(whole.q), k = view_of(whole.k), v = view_of(whole.v);
+  const TensorView q = view_of({"q"}, whole.q), k = view_of({"k"}, whole.k), v = view_of({"v"}, whole.v);
   FOVEAL_CHECK(whole.block_table == nullptr && whole.seqlens_kv == nullptr,
                "block_table: keys in pages are not shared between ranks; expected contiguous or packed ones");
   const bool packed = whole.cu_seqlens_q != nullptr || whole.cu_seqlens_kv != nullptr;
@@ -128,8 +128,8 @@ dist::WholeShapes shapes_of(const foveal_call& whole) {
                  "; expected ", shapes.batch, ", q's");
     return shapes;
   }
-  const std::vector<std::int64_t> of_q = lengths_of("cu_seqlens_q", view_of(whole.cu_seqlens_q), shapes.seqlen_q);
-  const std::vector<std::int64_t> of_kv = lengths_of("cu_seqlens_kv", view_of(whole.cu_seqlens_kv), shapes.seqlen_kv);
+  const std::vector<std::int64_t> of_q = lengths_of("cu_seqlens_q", view_of({"cu_seqlens_q"}, whole.cu_seqlens_q), shapes.seqlen_q);
+  const std::vector<std::int64_t> of_kv = lengths_of("cu_seqlens_kv", view_of({"cu_seqlens_kv"}, whole.cu_seqlens_kv), shapes.seqlen_kv);
   FOVEAL_CHECK(of_q.size() == of_kv.size(), "cu_seqlens_kv: ", of_kv.size(), " sequences; expected ", of_q.size(), ", as cu_seqlens_q");
   for (std::size_t i = 0; i < of_q.size(); ++i) shapes.lengths.emplace_back(of_q[i], of_kv[i]);
   return shapes;
@@ -183,7 +183,8 @@ int foveal_context_create(const foveal_ranks* ranks, const foveal_attention* att
       const foveal_call own = adopted(whole, "call");
       const std::vector<Param> params = params_of(own);
       std::vector<ParamBinding> bound;
-      for (std::size_t i = 0; i < params.size(); ++i) bound.push_back({params[i], view_of(own.params[i].tensor)});
+      for (std::size_t i = 0; i < params.size(); ++i)
+        bound.push_back({params[i], view_of({params[i].name().c_str()}, own.params[i].tensor)});
       const Attention what = attention_of(attention, params);
       const DropoutRng first_rng = rng_of(attention, own);
       const bool accumulate = accumulates(attention);

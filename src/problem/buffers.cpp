@@ -18,20 +18,27 @@ std::string text_of(const TensorSpec& spec) {
   return view.describe() + " with strides " + base::shape_text(spec.strides.data(), spec.rank);
 }
 
-void check_data(const char* name, const TensorView& view) {
-  FOVEAL_CHECK(view.data != nullptr, name, ": data is null");
-  FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0, name, ": address is not a multiple of ",
+/// How messages name an argument. Runs build no strings for it.
+struct Named {
+  const char* name;
+  const char* what = "";  ///< stands before the name
+};
+Named gradient_of(const std::string& param) { return {param.c_str(), "gradient of "}; }
+
+void check_data(Named at, const TensorView& view) {
+  FOVEAL_CHECK(view.data != nullptr, at.what, at.name, ": data is null");
+  FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0, at.what, at.name, ": address is not a multiple of ",
                size_of(view.dtype), ", the size of ", to_string(view.dtype));
 }
 
 /// Compares a view, in its logical form, with its spec.
-void take(const Problem& problem, const char* name, const TensorSpec& spec, const TensorView& given, bool packed, TensorView& view) {
+void take(const Problem& problem, Named at, const TensorSpec& spec, const TensorView& given, bool packed, TensorView& view) {
   view = logical_view(given, packed);
   const TensorSpec found{
       .present = true, .dtype = view.dtype, .rank = view.rank, .sizes = view.sizes, .strides = view.strides, .aligned = spec.aligned};
-  FOVEAL_CHECK(found == spec, name, ": ", text_of(found), "; the plan expects ", text_of(spec));
-  FOVEAL_CHECK(view.device == problem.device, name, ": on another device than the plan's");
-  check_data(name, view);
+  FOVEAL_CHECK(found == spec, at.what, at.name, ": ", text_of(found), "; the plan expects ", text_of(spec));
+  FOVEAL_CHECK(view.device == problem.device, at.what, at.name, ": on another device than the plan's");
+  check_data(at, view);
 }
 
 const TensorView& binding_of(const std::vector<ParamBinding>& bindings, const std::string& name, std::size_t hint, const char* list) {
@@ -51,9 +58,9 @@ void take_params(const Problem& problem, const Call& call, Buffers& buffers) {
   for (std::size_t i = 0; i < problem.params.size(); ++i) {
     const ParamSpec& spec = problem.params[i];
     const std::string& name = spec.param.name();
-    take(problem, name.c_str(), spec.tensor, binding_of(*call.params, name, i, "params"), false, buffers.params[i]);
+    take(problem, {name.c_str()}, spec.tensor, binding_of(*call.params, name, i, "params"), false, buffers.params[i]);
     if (spec.gradient.present)
-      take(problem, name.c_str(), spec.gradient, binding_of(*call.dparams, name, gradients++, "dparams"), false, buffers.dparams[i]);
+      take(problem, gradient_of(name), spec.gradient, binding_of(*call.dparams, name, gradients++, "dparams"), false, buffers.dparams[i]);
   }
   const std::size_t given = call.dparams == nullptr ? 0 : call.dparams->size();
   FOVEAL_CHECK(given == gradients, "dparams: ", given, " bindings; the plan expects ", gradients);
@@ -214,26 +221,29 @@ void read_rng(const Problem& problem, Buffers& buffers) {
   rng = {.seed = static_cast<std::uint64_t>(words[0]), .offset = static_cast<std::uint64_t>(words[1])};
 }
 
-/// see(name, view, is_output) for every tensor that is present.
+/// see(named, view, is_output) for every tensor that is present.
 template <class See>
 void each_tensor(const Problem& problem, const Buffers& buffers, See&& see) {
   for (const Role& role : roles)
-    if ((problem.*role.spec).present) see(role.name, buffers.*role.view, role.output(problem.pass));
+    if ((problem.*role.spec).present) see(Named{role.name}, buffers.*role.view, role.output(problem.pass));
   for (std::size_t i = 0; i < problem.params.size(); ++i) {
-    see(problem.params[i].param.name().c_str(), buffers.params[i], false);
-    if (problem.params[i].gradient.present) see(problem.params[i].param.name().c_str(), buffers.dparams[i], true);
+    const std::string& name = problem.params[i].param.name();
+    see(Named{name.c_str()}, buffers.params[i], false);
+    if (problem.params[i].gradient.present) see(gradient_of(name), buffers.dparams[i], true);
   }
-  if (problem.segments) see("segments.table", buffers.segments, false);
-  if (buffers.rng.state.present()) see("rng.state", buffers.rng.state, false);
+  if (problem.segments) see(Named{"segments.table"}, buffers.segments, false);
+  if (buffers.rng.state.present()) see(Named{"rng.state"}, buffers.rng.state, false);
 }
 
-/// each(see) must call see(name, view, is_output) with the same views every time.
+/// each(see) must call see(named, view, is_output) with the same views every time.
 template <class Each>
 void check_overlaps(const Each& each) {
-  each([&](const char* output, const TensorView& a, bool a_is_output) {
+  each([&](Named output, const TensorView& a, bool a_is_output) {
     if (!a_is_output) return;
-    each([&](const char* name, const TensorView& b, bool) {
-      if (&a != &b) FOVEAL_CHECK(!overlap(a, b), output, ": overlaps ", name, " in memory; expected a place of its own");
+    each([&](Named other, const TensorView& b, bool) {
+      if (&a != &b)
+        FOVEAL_CHECK(!overlap(a, b), output.what, output.name, ": overlaps ", other.what, other.name,
+                     " in memory; expected a place of its own");
     });
   });
 }
@@ -247,7 +257,7 @@ void gather(const Problem& problem, const Call& call, Buffers& buffers) {
       const TensorSpec& spec = problem.*role.spec;
       if (spec.present) {
         FOVEAL_CHECK(given->present(), role.name, ": absent; the plan expects ", text_of(spec));
-        take(problem, role.name, spec, *given, !role.integers() && call.tokens_of(role) == Tokens::packed, buffers.*role.view);
+        take(problem, {role.name}, spec, *given, !role.integers() && call.tokens_of(role) == Tokens::packed, buffers.*role.view);
       } else {
         FOVEAL_CHECK(given == nullptr || !given->present(), role.name, ": given; the plan expects none");
         buffers.*role.view = TensorView{};
@@ -268,29 +278,29 @@ void gather(const Problem& problem, const Call& call, Buffers& buffers) {
 
 void check_places(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
   struct Given {
-    const char* name;
+    Named named;
     TensorView view;
     bool output;
   };
   std::vector<Given> all;
-  const auto add = [&](const char* name, const TensorView& view, bool output) {
+  const auto add = [&](Named named, const TensorView& view, bool output) {
     const auto* sizes = view.sizes.data();
     if (view.data == nullptr || std::any_of(sizes, sizes + view.rank, [](std::int64_t size) { return size < 1; })) return;
-    check_reach(name, view);
-    all.push_back({name, logical_view(view, false), output});
+    check_reach(named.name, view);
+    all.push_back({named, logical_view(view, false), output});
   };
   const Call call = call_of(inputs, outputs);
   for (const Role& role : roles)
-    if (const TensorView* given = call.*role.given; given != nullptr && given->present()) add(role.name, *given, role.output(call.pass));
+    if (const TensorView* given = call.*role.given; given != nullptr && given->present()) add({role.name}, *given, role.output(call.pass));
   for (const ParamBinding& param : *call.params)
-    if (param.param.present()) add(param.param.name().c_str(), param.tensor, false);
+    if (param.param.present()) add({param.param.name().c_str()}, param.tensor, false);
   for (const ParamBinding& param : *call.dparams)
-    if (param.param.present()) add(param.param.name().c_str(), param.tensor, true);
-  add("rng.state", call.rng->state, false);
+    if (param.param.present()) add(gradient_of(param.param.name()), param.tensor, true);
+  add({"rng.state"}, call.rng->state, false);
   for (const Given& given : all)
-    if (given.output) check_data(given.name, given.view);
+    if (given.output) check_data(given.named, given.view);
   check_overlaps([&](const auto& see) {
-    for (const Given& given : all) see(given.name, given.view, given.output);
+    for (const Given& given : all) see(given.named, given.view, given.output);
   });
 }
 

@@ -187,7 +187,7 @@ int main(void) {
   foveal_tensor odd = tq;
   odd.dtype = 77;
   forward.q = &odd;
-  CHECK(foveal_run(&attention, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "dtype: 77") != NULL);
+  CHECK(foveal_run(&attention, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "dtype 77") != NULL);
   forward.q = &tq;
   foveal_options options = FOVEAL_INIT(foveal_options);
   options.backend = "abacus";
@@ -235,11 +235,35 @@ int main(void) {
   foveal_call refused = forward;
   refused.q = &wrong;
   wrong.dtype = 0;
-  CHECK(foveal_run(&attention, &refused, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "dtype is not set"));
-  wrong.dtype = FOVEAL_F32, wrong.device_index = -2;
+  CHECK(foveal_run(&attention, &refused, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "q: dtype is not set"));
+  wrong.dtype = FOVEAL_F32, wrong.device_kind = 2;
+  CHECK(foveal_run(&attention, &refused, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "q: device_kind 2"));
+  wrong.device_kind = FOVEAL_CPU, wrong.device_index = -2;
   CHECK(foveal_run(&attention, &refused, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "device_index -2"));
   wrong.device_index = -1;
   CHECK(foveal_run(&attention, &refused, NULL, NULL) == FOVEAL_OK);
+
+  /* parameters that a call promises and does not have, in a plan's run as in planning; messages name a parameter and its gradient apart */
+  foveal_plan* with_params = NULL;
+  CHECK(foveal_plan_create(&attention, &backward, NULL, &with_params) == FOVEAL_OK);
+  void* room = aligned_alloc(256, (foveal_plan_workspace_bytes(with_params) + 256) / 256 * 256);
+  foveal_call without = backward;
+  without.params = NULL;
+  CHECK(foveal_plan_run(with_params, &without, room, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "params is null"));
+  foveal_param spoilt = trained;
+  without.params = &spoilt, spoilt.tensor = NULL;
+  CHECK(foveal_plan_run(with_params, &without, room, NULL) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "parameter 0 has no tensor"));
+  foveal_tensor gradient = tdbias;
+  spoilt = trained, spoilt.gradient = &gradient;
+  gradient.dtype = 0;
+  CHECK(foveal_plan_run(with_params, &without, room, NULL) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "gradient of slope: dtype is not set"));
+  gradient = tbias;
+  CHECK(foveal_plan_run(with_params, &without, room, NULL) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "gradient of slope: overlaps slope in memory"));
+  free(room);
+  foveal_plan_destroy(with_params);
 
   /* gradients added to what is there, by foveal_run() and by a plan; strided, and of a parameter */
   static float sum_q[2 * count], sum_v[count], sum_bias[heads];

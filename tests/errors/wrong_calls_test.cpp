@@ -249,7 +249,7 @@ const std::vector<Row> rows{
        c.attention.score_mod = score + c.table(kv_idx), c.params = {{c.table, c.table_data}}, c.dparams = {{c.table, c.table_data}},
        c.backward();
      },
-     "table: overlaps table in memory"},
+     "gradient of table: overlaps table in memory"},
     {"CheckedIndex",
      [](Calls& c) {
        c.attention.score_mod = score + c.table(kv_idx + c.ids(q_idx)), c.attention.checked = true;
