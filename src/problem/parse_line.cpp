@@ -26,14 +26,16 @@ template <class... Pieces>
   base::fail(ErrorCode::invalid_argument, "problem line, column ", token.column + 1, ": ", token.key, ": ", pieces...);
 }
 
+constexpr std::string_view blanks = " \t\r\n";
+
 std::vector<Token> tokens_of(std::string_view text) {
   std::vector<Token> tokens;
   std::size_t at = 0;
   while (true) {
-    at = std::min(text.find_first_not_of(" \t", at), text.size());
+    at = std::min(text.find_first_not_of(blanks, at), text.size());
     if (at == text.size()) return tokens;
     Token token{.key = {}, .value = {}, .column = at};
-    std::size_t end = std::min(text.find_first_of(" \t=", at), text.size());
+    std::size_t end = std::min(text.find_first_of(" \t\r\n=", at), text.size());
     token.key = text.substr(at, end - at);
     if (end < text.size() && text[end] == '=') {
       const std::size_t begin = end + 1;
@@ -43,7 +45,7 @@ std::vector<Token> tokens_of(std::string_view text) {
         token.value = text.substr(begin + 1, close - begin - 1);
         end = close + 1;
       } else {
-        end = std::min(text.find_first_of(" \t", begin), text.size());
+        end = std::min(text.find_first_of(blanks, begin), text.size());
         token.value = text.substr(begin, end - begin);
       }
       if (token.value.empty()) fail_at(token, "has no value");
@@ -338,9 +340,18 @@ std::string_view subject_of(const Token& token) {
   return is_size ? key.substr(0, 1) : key;
 }
 
-/// A second token would silently take the place of the first.
+/// Whether `key=value` says more than `key` does.
+bool takes_value(const Token& token) {
+  const std::string_view subject = subject_of(token);
+  const auto row = std::ranges::find(keywords, token.key, &Keyword::key);
+  return subject != "pass" && subject != "dtype" && (row == std::end(keywords) || row->shown.ends_with('='));
+}
+
+/// A second token would silently take the place of the first, and `checked=0` would be `checked`.
 std::set<std::string_view> subjects_of(const std::vector<Token>& tokens) {
   std::set<std::string_view> found;
+  for (const Token& token : tokens)
+    if (!token.value.empty() && !takes_value(token)) fail_at(token, "'", token.value, "'; expected no value");
   for (const Token& token : tokens)
     if (const std::string_view subject = subject_of(token); !found.insert(subject).second && subject != "param")
       fail_at(token, "the line has given ", subject, " before; expected it once");
