@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "command.h"
+#include "foveal/version.h"
 #include "validators.h"
 
 namespace foveal::cli {
@@ -23,6 +24,7 @@ ExitCode exit_code(ErrorCode code) {
 int run(int argc, char** argv) {
   CLI::App app("Exact fused attention, forward and backward, with scores and masks that you program and train.", "foveal");
   app.require_subcommand(1);
+  app.set_version_flag("--version", "foveal " FOVEAL_VERSION);
   app.footer("Exit codes: 0 done, 1 a check failed, 2 wrong usage or input, 3 not supported on this machine, 4 a device or system error.");
   add_targets(app);
   add_check(app);
@@ -39,7 +41,10 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& asked_for_help) {
     return app.exit(asked_for_help);
   } catch (const CLI::ParseError& error) {
-    app.exit(error);
+    if (app.get_subcommands().empty() && !app.remaining().empty())
+      fmt::print(stderr, "foveal: '{}' is no subcommand; `foveal --help` lists them\n", app.remaining().front());
+    else
+      app.exit(error);
     return exit_usage;
   } catch (const Exit& end) {
     return end.code;

@@ -68,6 +68,15 @@ void run_sampled(const CaseData& data, const Inputs& inputs, const Outputs& outp
   reference::run_queries(problem, buffers, problem::sampled_queries(data.line()));
 }
 
+/// Refuses a wrong line in its own dtype, which messages name; the exact results are of another problem.
+void make_own(const CaseData& data) {
+  const Line& line = data.line();
+  if (line.pass == Pass::forward)
+    problem::make_problem(line.attention, data.forward_inputs(), data.forward_outputs());
+  else
+    problem::make_problem(line.attention, data.backward_inputs(), data.backward_outputs());
+}
+
 void run_exact(CaseData& data) {
   const Attention& attention = data.line().attention;
   if (data.line().sample > 0) {
@@ -82,6 +91,7 @@ void run_exact(CaseData& data) {
 }  // namespace
 
 Checker::Checker(CaseData data) {
+  make_own(data);
   CaseData exact = data.as_f64();
   run_exact(exact);
   Results exact_results = results_of(exact);

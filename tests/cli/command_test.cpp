@@ -16,6 +16,7 @@
 
 #include "files/files.h"
 #include "foveal/foveal.h"
+#include "foveal/foveal_c.h"
 #include "own_folder.h"
 
 namespace foveal::cli {
@@ -65,6 +66,24 @@ TEST_F(Command, HelpIsNoError) {
     EXPECT_EQ(ran.code, 0) << arguments;
     EXPECT_NE(ran.out.find("foveal"), std::string::npos) << arguments;
   }
+}
+
+TEST_F(Command, SaysItsVersion) {
+  const Ran ran = run("--version");
+  EXPECT_EQ(ran.code, 0);
+  EXPECT_EQ(ran.out, std::string("foveal ") + foveal_version() + "\n");
+}
+
+TEST_F(Command, NamesWhatIsNoSubcommand) { EXPECT_NE(run("chekc 'forward f32'").err.find("'chekc' is no subcommand"), std::string::npos); }
+
+TEST_F(Command, NamesTheProblemInTheLinesOwnDtype) {
+  EXPECT_NE(run("check 'forward bf16 h3:2 q4 d8'").err.find("[forward bf16 b1 h3:2 q4 d8]"), std::string::npos);
+  EXPECT_NE(run("check 'backward f32 q4 d8 q_offset=-1'").err.find("[backward f32 b1 h1 q4 d8]"), std::string::npos);
+}
+
+TEST_F(Command, ReadsSuitesOfOtherEditors) {
+  std::ofstream(path("suite")) << "forward f32 q4 d8\r\nforward f32 q5 d8\r\n";
+  EXPECT_EQ(run("check --suite " + path("suite")).code, 0);
 }
 
 TEST_F(Command, WrongUsageIsCode2OnStandardError) {
