@@ -89,8 +89,11 @@ double peak_of(const std::string& kernel, int threads) {
 }
 
 Row bench(const problem::Line& line, const Options& options) {
+  if (line.device.kind != DeviceKind::cpu)
+    base::fail(ErrorCode::unsupported, "bench: device=cuda; expected cpu, as foveal-bench times GPUs (docs/benchmarks.md)");
   if (options.verify) {
     const check::Report report = check::check_line(line);
+    if (report.refused) base::fail(ErrorCode::unsupported, report.failure);
     FOVEAL_CHECK(report.pass, "not timed, because its result is wrong: ", report.line, ": ", report.failure);
   }
   problem::CaseData data(line);
@@ -159,6 +162,7 @@ void run(const Options& options) {
   }
   if (!options.json.empty()) write_json(rows, options.json);
   if (failed) throw Exit{exit_check_failed};
+  if (rows.empty()) throw Exit{exit_unsupported};
 }
 
 }  // namespace

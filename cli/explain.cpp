@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "check/device_case.h"
 #include "command.h"
 #include "dist/plan.h"
 #include "files/files.h"
@@ -50,7 +51,10 @@ void draw(const problem::Line& line, const TileSchedule& planned, const Options&
   if (!options.png.empty()) write_file(picture.png(), options.png);
 }
 
-Explanation explain(const problem::Line& line) { return problem::plan_of(line, problem::CaseData(line)).explain(); }
+Explanation explain(const problem::Line& line) {
+  problem::CaseData data(line);
+  return problem::plan_of(line, check::DeviceCase(data)).explain();
+}
 
 // A plan for every backward strategy, so that those that were not chosen show why.
 std::vector<Explanation> explain_strategies(problem::Line line) {

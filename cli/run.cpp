@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
@@ -27,12 +28,13 @@ struct Options {
   PlanOptions plan;
 };
 
-// The tensors of all files by name. An input is FILE, or NAME=FILE for a file that holds one tensor.
+// The tensors of all files by name. An input is FILE, or NAME=FILE for a file that holds one tensor. A file whose path has a '=' is FILE.
 class Inputs {
  public:
   explicit Inputs(const std::vector<std::string>& arguments) {
     for (const std::string& argument : arguments) {
-      const std::size_t equals = argument.find('=');
+      std::error_code ignored;
+      const std::size_t equals = std::filesystem::exists(argument, ignored) ? std::string::npos : argument.find('=');
       const std::string path = equals == std::string::npos ? argument : argument.substr(equals + 1);
       std::vector<Tensor> read = read_tensors(path);
       if (equals != std::string::npos) {

@@ -17,7 +17,8 @@ namespace fs = std::filesystem;
 
 std::vector<std::byte> read_bytes(const std::string& path) {
   std::error_code error;
-  FOVEAL_CHECK(fs::is_regular_file(path, error), path, ": no such file");
+  FOVEAL_CHECK(fs::exists(path, error), path, ": no such file");
+  FOVEAL_CHECK(fs::is_regular_file(path, error), path, ": a folder, a device or a pipe; expected a file");
   std::ifstream file(path, std::ios::binary);
   FOVEAL_CHECK(file, path, ": cannot be opened: ", std::strerror(errno));
   std::vector<std::byte> bytes(fs::file_size(path));
@@ -74,6 +75,7 @@ std::vector<Tensor> read_tensors(const std::string& path) {
 }
 
 void check_output_path(const std::string& path) {
+  FOVEAL_CHECK(!path.empty(), "--output: ''; expected an .npz or .safetensors file, or a folder for .npy files");
   const fs::path ending = fs::path(path).extension();
   FOVEAL_CHECK(ending == ".npz" || ending == ".safetensors" || ending.empty(), path, ": ending '", ending.string(),
                "'; expected .npz, .safetensors, or a folder for .npy files");

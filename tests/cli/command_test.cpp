@@ -81,6 +81,28 @@ TEST_F(Command, NamesTheProblemInTheLinesOwnDtype) {
   EXPECT_NE(run("check 'backward f32 q4 d8 q_offset=-1'").err.find("[backward f32 b1 h1 q4 d8]"), std::string::npos);
 }
 
+TEST_F(Command, ExplainAndBenchNeverAnswerForAnotherDevice) {
+  const Ran explained = run("explain 'forward bf16 q64 d64 device=cuda'");
+  EXPECT_EQ(explained.out.find("backend         cpu"), std::string::npos) << explained.out;
+  EXPECT_NE(explained.out + explained.err, "");
+  const Ran timed = run("bench 'forward bf16 q64 d64 device=cuda'");
+  EXPECT_EQ(timed.code, 3);
+  EXPECT_NE(timed.err.find("device=cuda"), std::string::npos) << timed.err;
+}
+
+TEST_F(Command, BenchSaysThatALineIsRefusedNotWrong) {
+  const Ran ran = run("bench 'forward f32 q2 d2000' --backend cpu");
+  EXPECT_EQ(ran.code, 3);
+  EXPECT_EQ(ran.err.find("wrong"), std::string::npos) << ran.err;
+}
+
+TEST_F(Command, RunReadsAFileWithAnEqualsSignInItsPath) {
+  std::filesystem::create_directory(path("a=b"));
+  write_tensors(inputs(), path("a=b/in.npz"));
+  EXPECT_EQ(run("run " + path("a=b/in.npz") + " -o " + path("out.npz")).code, 0);
+  EXPECT_NE(run("run " + path("a=b") + " -o " + path("out.npz")).err.find("expected a file"), std::string::npos);
+}
+
 TEST_F(Command, ReadsSuitesOfOtherEditors) {
   std::ofstream(path("suite")) << "forward f32 q4 d8\r\nforward f32 q5 d8\r\n";
   EXPECT_EQ(run("check --suite " + path("suite")).code, 0);
