@@ -1,5 +1,9 @@
 #pragma once
 // All of the C++ interface except context parallelism (foveal/dist.h).
+#if __cplusplus < 202002L
+#error "foveal's C++ headers need C++20 (-std=c++20); foveal/foveal_c.h is for C and for older C++"
+#endif
+
 #include "foveal/attention.h"
 #include "foveal/error.h"
 #include "foveal/masks.h"

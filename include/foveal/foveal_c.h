@@ -43,7 +43,16 @@ enum { FOVEAL_FAST, FOVEAL_REPRODUCIBLE };
 enum { FOVEAL_AUTOMATIC, FOVEAL_FUSED, FOVEAL_SPLIT, FOVEAL_TWO_SCAN };
 
 #define FOVEAL_MAX_RANK 6
+#ifdef __cplusplus /* which has no compound literals, and before C++20 no designated initialisers */
+#define FOVEAL_INIT(type)                  \
+  ([] {                                    \
+    type foveal_new{};                     \
+    foveal_new.struct_size = sizeof(type); \
+    return foveal_new;                     \
+  }())
+#else
 #define FOVEAL_INIT(type) ((type){.struct_size = sizeof(type)})
+#endif
 
 /* A strided view of the caller's memory, strides in elements; see foveal_contiguous() and foveal_packed_qkv(). */
 typedef struct foveal_tensor {
