@@ -57,8 +57,8 @@ def install(build, scratch):
     for page, command in commands():
         if command.startswith("cmake -S . -B build"):
             run(command.replace("-B build", f"-B {scratch}/{page.stem}"), ROOT)
-        elif command == "cmake --build build -j":
-            run(f"cmake --build {build} -j --target foveal foveal_command", ROOT)
+        elif command == "cmake --build build -j$(nproc)":  # -j alone is as many processes as there are files, for make
+            run(f"cmake --build {build} -j$(nproc) --target foveal foveal_command", ROOT)
         elif found := re.fullmatch(r"cmake --install build --prefix (\S+)", command):
             prefixes.append(scratch / f"{page.stem}-installed")
             run(command.replace("install build", f"install {build}").replace(found[1], str(prefixes[-1])), ROOT)
