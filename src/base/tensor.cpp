@@ -22,8 +22,14 @@ TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int
   for (const std::int64_t stride : strides_) strides[d++] = stride;
 }
 
-std::int64_t TensorView::numel() const { return base::numel({sizes.data(), static_cast<std::size_t>(rank)}); }
+std::int64_t TensorView::numel() const {
+  FOVEAL_CHECK(rank >= 0 && rank <= max_rank, "rank: ", rank, "; expected 0 to ", max_rank);
+  return base::numel({sizes.data(), static_cast<std::size_t>(rank)});
+}
 
-std::string TensorView::describe() const { return to_string(dtype) + base::shape_text(sizes.data(), rank); }
+std::string TensorView::describe() const {
+  if (rank < 0 || rank > max_rank) return base::join(to_string(dtype), " of rank ", rank);
+  return to_string(dtype) + base::shape_text(sizes.data(), rank);
+}
 
 }  // namespace foveal

@@ -165,14 +165,13 @@ ContextLayout::ContextLayout(const std::vector<LayoutUse>& uses, const WholeShap
   state_ = state;
 }
 
-std::vector<std::int64_t> ContextLayout::q_tokens(int rank) const {
-  FOVEAL_CHECK(rank >= 0 && rank < state_->plan.ranks, "rank: ", rank, "; expected less than ", state_->plan.ranks);
-  return state_->plan.q.tokens_of(rank);
+static std::vector<std::int64_t> tokens_of(const ContextPlan& plan, const Layout& layout, int rank) {
+  FOVEAL_CHECK(rank >= 0 && rank < plan.ranks, "rank: ", rank, "; expected 0 to ", plan.ranks - 1);
+  return layout.tokens_of(rank);
 }
-std::vector<std::int64_t> ContextLayout::kv_tokens(int rank) const {
-  FOVEAL_CHECK(rank >= 0 && rank < state_->plan.ranks, "rank: ", rank, "; expected less than ", state_->plan.ranks);
-  return state_->plan.kv.tokens_of(rank);
-}
+
+std::vector<std::int64_t> ContextLayout::q_tokens(int rank) const { return tokens_of(state_->plan, state_->plan.q, rank); }
+std::vector<std::int64_t> ContextLayout::kv_tokens(int rank) const { return tokens_of(state_->plan, state_->plan.kv, rank); }
 std::string ContextLayout::deal() const { return to_string(state_->layout->deal); }
 int ContextLayout::head_groups() const { return state_->layout->head_groups; }
 std::int64_t ContextLayout::unit() const { return state_->layout->unit; }
@@ -247,8 +246,12 @@ ContextAttention& ContextAttention::operator=(ContextAttention&&) noexcept = def
 
 const std::vector<std::int64_t>& ContextAttention::q_tokens() const { return state_->context.q_tokens; }
 const std::vector<std::int64_t>& ContextAttention::kv_tokens() const { return state_->context.kv_tokens; }
-std::vector<std::int64_t> ContextAttention::q_tokens(int rank) const { return state_->context.plan.q.tokens_of(rank); }
-std::vector<std::int64_t> ContextAttention::kv_tokens(int rank) const { return state_->context.plan.kv.tokens_of(rank); }
+std::vector<std::int64_t> ContextAttention::q_tokens(int rank) const {
+  return tokens_of(state_->context.plan, state_->context.plan.q, rank);
+}
+std::vector<std::int64_t> ContextAttention::kv_tokens(int rank) const {
+  return tokens_of(state_->context.plan, state_->context.plan.kv, rank);
+}
 
 std::string ContextAttention::explain() const {
   const Context& c = state_->context;

@@ -322,6 +322,8 @@ TEST(Dist, LayersOfDifferentMasksShareALayout) {
       test::on_threads(3, [&](int rank) {
         run_rank(std::move(transports[static_cast<std::size_t>(rank)]), data, options, [&](const ContextAttention& attention) {
           EXPECT_EQ(attention.q_tokens(), options.layout->q_tokens(rank));
+          EXPECT_THROW((void)attention.q_tokens(3), Error);
+          EXPECT_THROW((void)attention.kv_tokens(-1), Error);
           EXPECT_EQ(attention.kv_tokens(), options.layout->kv_tokens(rank));
         });
       });

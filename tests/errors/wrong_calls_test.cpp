@@ -82,6 +82,13 @@ const std::vector<Row> rows{
        c.q = {c.at(0), DType::f32, {8, 4, 16}}, c.forward();
      },
      "q: rank 3; expected 4 [batch, seqlen_q, heads_q, head_dim]"},
+    {"QRankBeyondAnyTensor", [](Calls& c) { c.q.rank = 1 << 30, c.forward(); }, "q: rank 1073741824; expected 0 to 6"},
+    {"KRankNegative", [](Calls& c) { c.k.rank = -1, c.forward(); }, "k: rank -1; expected 0 to 6"},
+    {"ParamRankBeyondAnyTensor",
+     [](Calls& c) {
+       c.table_data.rank = 1 << 30, c.attention.score_mod = score + c.table(kv_idx), c.params = {{c.table, c.table_data}}, c.forward();
+     },
+     "table: rank 1073741824; expected 0 to 6"},
     {"LseRank",
      [](Calls& c) {
        c.lse = {c.at(6144), DType::f32, {64}}, c.forward();
@@ -286,6 +293,8 @@ const std::vector<Row> rows{
     {"IntegerBeyond64Bits",
      [](Calls& c) { c.attention.score_mod = score + 3000000000 * (q_idx * 3000000000) * (kv_idx + 1) * (q_idx + 1), c.forward(); },
      "expected integers of 64 bits (compute it in reals with to_real)"},
+    {"SinkWithoutNameAfterACallWithoutSink", [](Calls& c) { c.forward(), c.attention.sink = Param{}, c.forward(); },
+     "sink: a Param without a name"},
     {"SinkUnbound", [](Calls& c) { c.attention.sink = c.sink, c.forward(); }, "sink: parameter sink is not bound in params"},
     {"SinkShape",
      [](Calls& c) {
