@@ -97,7 +97,7 @@ void run(Options options) {
     for (std::size_t i = 0; i < lines.size(); ++i) passes.push_back({names[i], record(lines[i], options)});
     emitted = cuda::emit_c(passes, options.launcher);
   }
-  std::filesystem::create_directories(options.folder);
+  make_folder(options.folder);
   std::map<std::string, std::string> stems;
   for (const problem::Line& line : lines) write_sources(line, options, stems);
   if (options.launcher.empty()) return;

@@ -74,6 +74,12 @@ std::vector<Tensor> read_tensors(const std::string& path) {
   return {std::move(tensor)};
 }
 
+void make_folder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  FOVEAL_CHECK(!error, "'", path, "': cannot be made a folder: ", error.message());
+}
+
 void check_output_path(const std::string& path) {
   FOVEAL_CHECK(!path.empty(), "--output: ''; expected an .npz or .safetensors file, or a folder for .npy files");
   const fs::path ending = fs::path(path).extension();
@@ -99,9 +105,7 @@ void write_tensors(const std::vector<Tensor>& tensors, const std::string& path) 
   } else if (ending == ".safetensors") {
     staged.write(path, format_safetensors(tensors));
   } else {
-    std::error_code error;
-    fs::create_directories(path, error);
-    FOVEAL_CHECK(!error, path, ": cannot be made a folder: ", error.message());
+    make_folder(path);
     for (const Tensor& tensor : tensors) staged.write((fs::path(path) / (tensor.name + ".npy")).string(), format_npy(tensor));
   }
   staged.publish();

@@ -17,6 +17,9 @@ void write_tensors(const std::vector<Tensor>& tensors, const std::string& path);
 /// Written beside its place and renamed. Throws invalid_argument when it cannot be.
 void write_file(const std::vector<std::byte>& bytes, const std::string& path);
 
+/// The folder and those above it, where they do not exist. Throws invalid_argument when they cannot be made.
+void make_folder(const std::string& path);
+
 /// Throws invalid_argument when write_tensors() could not take this path: so that no work is done before that is known.
 void check_output_path(const std::string& path);
 

@@ -103,6 +103,12 @@ TEST_F(Command, RunReadsAFileWithAnEqualsSignInItsPath) {
   EXPECT_NE(run("run " + path("a=b") + " -o " + path("out.npz")).err.find("expected a file"), std::string::npos);
 }
 
+TEST_F(Command, EmitSaysWhichFolderCannotBeMade) {
+  const Ran ran = run("emit 'forward bf16 q64 d64' --arch sm_80 -o /dev/null/kernels");
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_NE(ran.err.find("'/dev/null/kernels': cannot be made a folder"), std::string::npos) << ran.err;
+}
+
 TEST_F(Command, ReadsSuitesOfOtherEditors) {
   std::ofstream(path("suite")) << "forward f32 q4 d8\r\nforward f32 q5 d8\r\n";
   EXPECT_EQ(run("check --suite " + path("suite")).code, 0);
