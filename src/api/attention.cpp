@@ -43,14 +43,15 @@ class BorrowedBuffers {
   problem::Buffers buffers_;
 };
 
+enum class Workspace { callers, pooled };
+
 template <class Inputs, class Outputs>
 void run(const std::shared_ptr<const planning::PlanState>& shared, const Inputs& inputs, const Outputs& outputs, void* workspace,
-         Stream stream) {
+         Workspace whose, Stream stream) {
   const planning::PlanState& state = state_of(shared);
   BorrowedBuffers buffers;
   problem::fill_buffers(state.problem, inputs, outputs, *buffers);
-  FOVEAL_CHECK(workspace != nullptr || state.workspace_bytes == 0, "workspace: null; expected ", state.workspace_bytes, " bytes");
-  FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(workspace) % 256 == 0, "workspace: address is not a multiple of 256");
+  if (whose == Workspace::callers) problem::check_workspace(state.problem, *buffers, workspace, state.workspace_bytes);
   state.backend->keep_while_captured(stream, shared);
   state.executable->run(*buffers, workspace, stream);
 }
@@ -78,7 +79,7 @@ void plan_and_run(const Attention& attention, const Inputs& inputs, const Output
   const auto state = cached_plan(attention, inputs, outputs, options);
   void* workspace =
       planning::pooled_workspace(state->backend->memory(state->problem.device), state->problem.device, stream, state->workspace_bytes);
-  run(state, inputs, outputs, workspace, stream);
+  run(state, inputs, outputs, workspace, Workspace::pooled, stream);
 }
 
 }  // namespace
@@ -102,11 +103,11 @@ Explanation Plan::explain() const {
 }
 
 void Plan::run(const ForwardInputs& inputs, const ForwardOutputs& outputs, void* workspace, Stream stream) const {
-  foveal::run(state_, inputs, outputs, workspace, stream);
+  foveal::run(state_, inputs, outputs, workspace, Workspace::callers, stream);
 }
 
 void Plan::run(const BackwardInputs& inputs, const BackwardOutputs& outputs, void* workspace, Stream stream) const {
-  foveal::run(state_, inputs, outputs, workspace, stream);
+  foveal::run(state_, inputs, outputs, workspace, Workspace::callers, stream);
 }
 
 Plan plan(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, const PlanOptions& options) {

@@ -312,4 +312,17 @@ void fill_buffers(const Problem& problem, const BackwardInputs& inputs, const Ba
   gather(problem, call_of(inputs, outputs), buffers);
 }
 
+void check_workspace(const Problem& problem, const Buffers& buffers, void* workspace, std::size_t bytes) {
+  FOVEAL_CHECK(workspace != nullptr || bytes == 0, "workspace: null; expected ", bytes, " bytes");
+  FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(workspace) % 256 == 0, "workspace: address is not a multiple of 256");
+  if (bytes == 0) return;
+  TensorView scratch;
+  scratch.data = workspace, scratch.dtype = DType::u8;
+  scratch.rank = 1, scratch.sizes[0] = static_cast<std::int64_t>(bytes), scratch.strides[0] = 1;
+  each_tensor(problem, buffers, [&](Named tensor, const TensorView& view, bool) {
+    FOVEAL_CHECK(!overlap(scratch, view), "workspace: its ", bytes, " bytes overlap ", tensor.what, tensor.name,
+                 " in memory; expected a place of their own");
+  });
+}
+
 }  // namespace foveal::problem

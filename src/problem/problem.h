@@ -118,4 +118,7 @@ void check_reach(const char* name, const TensorView& view);
 void fill_buffers(const Problem& problem, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers);
 void fill_buffers(const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, Buffers& buffers);
 
+/// The caller's scratch memory of a run: throws invalid_argument unless it is aligned to 256 and shares no byte with a tensor.
+void check_workspace(const Problem& problem, const Buffers& buffers, void* workspace, std::size_t bytes);
+
 }  // namespace foveal::problem

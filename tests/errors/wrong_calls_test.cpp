@@ -544,6 +544,13 @@ const std::vector<Row> rows{
            .run(c.forward_inputs(), c.forward_outputs(), reinterpret_cast<void*>(0x1010));
      },
      "workspace: address is not a multiple of 256"},
+    {"WorkspaceOverQ",
+     [](Calls& c) {
+       const auto behind = reinterpret_cast<std::uintptr_t>(c.at(0)) / 256 * 256;  // before q's first element, or at it
+       plan(c.attention, c.forward_inputs(), c.forward_outputs(), {.backend = "reference"})
+           .run(c.forward_inputs(), c.forward_outputs(), reinterpret_cast<void*>(behind));
+     },
+     " bytes overlap q in memory; expected a place of their own"},
 };
 
 class WrongCalls : public testing::TestWithParam<Row> {};
