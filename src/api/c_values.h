@@ -11,6 +11,7 @@
 
 #include "api/gradient_sum.h"
 #include "base/check.h"
+#include "base/named.h"
 #include "foveal/foveal.h"
 #include "foveal/foveal_c.h"
 #include "problem/call.h"
@@ -77,11 +78,7 @@ Enum enumerator(const char* name, int32_t value, Enum last) {
   return static_cast<Enum>(value);
 }
 
-/// How messages name a tensor.
-struct Named {
-  const char* name;
-  const char* what = "";  ///< stands before the name
-};
+using base::Named;
 DType dtype_of(Named at, int32_t dtype);
 /// Null is an absent tensor.
 TensorView view_of(Named at, const foveal_tensor* tensor);
@@ -112,7 +109,7 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, const D
   for (std::size_t i = 0; i < params.size(); ++i) {
     const char* name = params[i].name().c_str();
     rest.params.push_back({params[i], view_of({name}, call.params[i].tensor)});
-    if (call.params[i].gradient != nullptr) rest.dparams.push_back({params[i], view_of({name, "gradient of "}, call.params[i].gradient)});
+    if (call.params[i].gradient != nullptr) rest.dparams.push_back({params[i], view_of(base::gradient_of(name), call.params[i].gradient)});
   }
   rest.rng =
       is_first_version(call)

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "base/named.h"
 #include "problem/call.h"
 #include "problem/overlap.h"
 #include "problem/pages.h"
@@ -18,12 +19,7 @@ std::string text_of(const TensorSpec& spec) {
   return view.describe() + " with strides " + base::shape_text(spec.strides.data(), spec.rank);
 }
 
-/// How messages name an argument. Runs build no strings for it.
-struct Named {
-  const char* name;
-  const char* what = "";  ///< stands before the name
-};
-Named gradient_of(const std::string& param) { return {param.c_str(), "gradient of "}; }
+using base::gradient_of, base::Named;
 
 void check_data(Named at, const TensorView& view) {
   FOVEAL_CHECK(view.data != nullptr, at.what, at.name, ": data is null");
@@ -60,7 +56,8 @@ void take_params(const Problem& problem, const Call& call, Buffers& buffers) {
     const std::string& name = spec.param.name();
     take(problem, {name.c_str()}, spec.tensor, binding_of(*call.params, name, i, "params"), false, buffers.params[i]);
     if (spec.gradient.present)
-      take(problem, gradient_of(name), spec.gradient, binding_of(*call.dparams, name, gradients++, "dparams"), false, buffers.dparams[i]);
+      take(problem, gradient_of(name.c_str()), spec.gradient, binding_of(*call.dparams, name, gradients++, "dparams"), false,
+           buffers.dparams[i]);
   }
   const std::size_t given = call.dparams == nullptr ? 0 : call.dparams->size();
   FOVEAL_CHECK(given == gradients, "dparams: ", given, " bindings; the plan expects ", gradients);
@@ -229,7 +226,7 @@ void each_tensor(const Problem& problem, const Buffers& buffers, See&& see) {
   for (std::size_t i = 0; i < problem.params.size(); ++i) {
     const std::string& name = problem.params[i].param.name();
     see(Named{name.c_str()}, buffers.params[i], false);
-    if (problem.params[i].gradient.present) see(gradient_of(name), buffers.dparams[i], true);
+    if (problem.params[i].gradient.present) see(gradient_of(name.c_str()), buffers.dparams[i], true);
   }
   if (problem.segments) see(Named{"segments.table"}, buffers.segments, false);
   if (buffers.rng.state.present()) see(Named{"rng.state"}, buffers.rng.state, false);
@@ -295,7 +292,7 @@ void check_places(const BackwardInputs& inputs, const BackwardOutputs& outputs) 
   for (const ParamBinding& param : *call.params)
     if (param.param.present()) add({param.param.name().c_str()}, param.tensor, false);
   for (const ParamBinding& param : *call.dparams)
-    if (param.param.present()) add(gradient_of(param.param.name()), param.tensor, true);
+    if (param.param.present()) add(gradient_of(param.param.name().c_str()), param.tensor, true);
   add({"rng.state"}, call.rng->state, false);
   for (const Given& given : all)
     if (given.output) check_data(given.named, given.view);

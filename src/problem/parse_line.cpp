@@ -340,10 +340,13 @@ std::string_view subject_of(const Token& token) {
   return is_size ? key.substr(0, 1) : key;
 }
 
+/// Its row; the end of `keywords` for the other tokens.
+const Keyword* keyword_of(const Token& token) { return std::ranges::find(keywords, token.key, &Keyword::key); }
+
 /// Whether `key=value` says more than `key` does.
 bool takes_value(const Token& token) {
   const std::string_view subject = subject_of(token);
-  const auto row = std::ranges::find(keywords, token.key, &Keyword::key);
+  const Keyword* row = keyword_of(token);
   return subject != "pass" && subject != "dtype" && (row == std::end(keywords) || row->shown.ends_with('='));
 }
 
@@ -384,8 +387,6 @@ bool parse_word(const Token& token, Draft& d) {
       return false;
   }
 }
-
-const Keyword* keyword_of(const Token& token) { return std::ranges::find(keywords, token.key, &Keyword::key); }
 
 void parse_keyword(const Token& token, When when, Draft& d) {
   const Keyword* row = keyword_of(token);
