@@ -2,6 +2,7 @@
 // Persistent tile scheduler: which tasks a CTA runs and which tiles a task visits. Producer and consumers compute the same sequence from
 // the same arguments and need not communicate.
 #include "base.cuh"
+#include "ptx/warp.cuh"
 #include "schedule/tile_runs.cuh"
 #include "sm90_args.cuh"
 
@@ -39,6 +40,12 @@ FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
 /// How the tiles of a row are determined. all: every tile. causal: kv - q <= band_high. band: band_low <= kv - q as well. list: runs
 /// computed by mask/, with the mask program for partial tiles.
 enum class TileSource { all, causal, band, list };
+
+/// The run that lane 0 has; of whole warps.
+FOVEAL_DEVICE TileRun uniform(const TileRun& run) {
+  return {static_cast<int>(uniform(static_cast<u32>(run.begin))), static_cast<int>(uniform(static_cast<u32>(run.end))),
+          __any_sync(~0u, run.full), __any_sync(~0u, run.covered)};
+}
 
 /// The tiles that one task visits, last to first: boundary tiles (diagonal, tail) come while the pipeline fills. transposed: rows are kv
 /// tiles and the walk is over q. splits: a task may visit one split of them. `partial`: the mask drops some pair of the tile, or the tile
@@ -142,11 +149,14 @@ struct TileWalk {
     return full;
   }
 
+  /// by_warp: whole warps call it and take the runs of a list from lane 0. Otherwise the compiler may forget that lanes agree about the
+  /// walk, which costs spills.
+  template <bool by_warp = false>
   FOVEAL_DEVICE bool next(const TileRuns& runs, int length, int block, bool& partial) {
     if constexpr (source == TileSource::list) {
       while (tile <= begin) {
         if (run <= run_first || (splits && upcoming.end <= split_begin)) return false;
-        const TileRun taken = upcoming;
+        const TileRun taken = by_warp ? uniform(upcoming) : upcoming;
         --run;
         look_ahead(runs);
         tile = min(taken.end, divide_up(length, block));

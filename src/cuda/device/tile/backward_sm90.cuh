@@ -147,9 +147,10 @@ struct BackwardTask {
     return true;
   }
 
+  template <bool by_warp = false>
   FOVEAL_DEVICE bool next_tile(const Sm90Args& args, bool& partial) {
     const TileRuns& runs = args.attention.runs_transposed;
-    while (!walk.next(runs, sequence.len_q, kBlockQ, partial)) {
+    while (!walk.template next<by_warp>(runs, sequence.len_q, kBlockQ, partial)) {
       if (++group_head == group_end) return false;
       walk.start(args, runs, task.batch, head_q(args.attention), task.row, first_kv_of_task(),
                  min(first_kv_of_task() + kTaskKeys, sequence.len_kv), sequence.len_q, kBlockQ);
