@@ -130,16 +130,20 @@ class DeviceBackward : DevicePass {
     const std::vector<PartLaunch>& launches = plans_.order.launches;
     if (request_.returns_early)
       for (std::size_t i = 1; i < gradients_.size(); ++i) gradients_[i].returned = expect_back(c_.keys_to[i], key_roles(i));
-    const bool uses_side = runs_side_by_side();
-    for (std::size_t of = 0; of < plans_.order.kept.size(); ++of) begin_kept(of);
-    if (uses_side) params_.prepare(Lane::side), buffers_.fork();
+    side_lanes_ = find_side_lanes();
+    in_turns(plans_.order.kept.size(), [&](std::size_t of) { begin_kept(of); });
+    if (!side_lanes_.empty()) arrive(0);
+    for (const Lane lane : side_lanes_) params_.prepare(lane);
+    buffers_.fork(side_lanes_);
     for (const PartLaunch& launch : launches) ++gradients_[launch.step].launches_left;
-    const std::size_t last_received = uses_side ? long_received_launch() : launches.size();
+    const std::size_t last_received = side_lanes_.empty() ? launches.size() : long_received_launch();
     for (std::size_t number = 0; number < launches.size(); ++number) {
       const std::size_t step = launches[number].step;
       // Own keys that are left wait for it to begin: no priority takes a multiprocessor from their CTAs, and they hide the return of its dk and dv.
-      if (number == last_received) buffers_.join();
-      const DeviceBuffers::OnLane on(buffers_, uses_side && step > 0 ? Lane::side : Lane::caller);
+      if (number == last_received) own_launches_wait();
+      const DeviceBuffers::OnLane on(buffers_, lane_of(launches[number]));
+      for (std::size_t queue = 0; queue < own_queues && !side_lanes_.empty(); ++queue)
+        if (launches[number].follows[queue]) buffers_.follow(lane_of_queue[queue]);
       if (launches[number].closed.empty()) {
         arrive(step);
         run_part(number);
@@ -149,17 +153,50 @@ class DeviceBackward : DevicePass {
       // A transfer that waits for its peer may hold multiprocessors, and ranks come here at different times: then only after all launches.
       if (--gradients_[step].launches_left == 0 && step > 0 && request_.returns_early) return_gradients(step);
     }
-    if (uses_side) buffers_.join(), params_.join_lanes();
-    for (std::size_t of = 0; of < plans_.order.kept.size(); ++of) end_kept(of);
+    buffers_.join(side_lanes_), params_.join(side_lanes_);
+    in_turns(plans_.order.kept.size(), [&](std::size_t of) { end_kept(of); });
     for (std::size_t i = 0; i < gradients_.size(); ++i) {
       arrive(i);  // of steps without work
       if (!gradients_[i].is_returned) return_gradients(i);
     }
   }
 
-  /// Received keys on the side lane and own ones on the caller's: their sums of dq do not depend on the order, and dk and dv of the received ones
-  /// are on their way back while the rest of the own ones is computed. Not where the rows of a head are many: tasks of two launches walk at different
-  /// places, and what they read and add to would not stay in L2.
+  /// Lanes beside the caller's. Received keys have one: their sums of dq do not depend on the order, and dk and dv of the received ones are on their
+  /// way back while the rest of the own ones is computed. Own keys have one for each queue: short launches fill what others leave idle.
+  std::vector<Lane> find_side_lanes() const {
+    std::vector<Lane> lanes;
+    if (!runs_side_by_side()) return lanes;
+    for (const Lane lane : DeviceBuffers::side_lanes(DeviceBuffers::sides))
+      if (std::any_of(plans_.order.launches.begin(), plans_.order.launches.end(),
+                      [&](const PartLaunch& launch) { return side_lane_of(launch) == lane; }))
+        lanes.push_back(lane);
+    return lanes;
+  }
+  static constexpr Lane lane_of_queue[own_queues] = {Lane::caller, Lane::second_side, Lane::third_side};
+  static Lane side_lane_of(const PartLaunch& launch) { return launch.step > 0 ? Lane::side : lane_of_queue[launch.queue]; }
+  Lane lane_of(const PartLaunch& launch) const { return side_lanes_.empty() ? Lane::caller : side_lane_of(launch); }
+  /// Own launches that come now, for the received ones that came before.
+  void own_launches_wait() {
+    buffers_.join({Lane::side});
+    std::vector<Lane> others = side_lanes_;
+    others.erase(std::remove(others.begin(), others.end(), Lane::side), others.end());
+    buffers_.fork(others);
+  }
+  /// fn(0) to fn(count - 1), which do not depend on each other, on all lanes by turns.
+  template <class Fn>
+  void in_turns(std::size_t count, Fn&& fn) {
+    std::vector<Lane> lanes{Lane::caller};
+    if (count > 1) lanes.insert(lanes.end(), side_lanes_.begin(), side_lanes_.end());
+    const std::vector<Lane> sides(lanes.begin() + 1, lanes.end());
+    buffers_.fork(sides);
+    for (std::size_t i = 0; i < count; ++i) {
+      const DeviceBuffers::OnLane on(buffers_, lanes[i % lanes.size()]);
+      fn(i);
+    }
+    buffers_.join(sides);
+  }
+
+  /// Not where the rows of a head are many: tasks of two launches walk at different places, and what they read and add to would not stay in L2.
   bool runs_side_by_side() const {
     constexpr std::size_t share_of_l2 = 4;
     const std::vector<PartLaunch>& launches = plans_.order.launches;
@@ -169,24 +206,25 @@ class DeviceBackward : DevicePass {
       if (static_cast<std::size_t>(launch.segment.q_rows * row_bytes) >
           cuda::driver::device_facts(buffers_.device().index).l2_bytes / share_of_l2)
         return false;
-    const auto is_own = [](const PartLaunch& l) { return l.step == 0; };
     const auto meets_rows_alone = [&](const PartLaunch& l) { return !dq_.data || l.kept >= 0 || !l.closed.empty(); };
     return request_.returns_early && !c_.transport->ranks_share_gpus() && c_.attention.determinism != Determinism::reproducible &&
-           !std::all_of(launches.begin(), launches.end(), is_own) && std::all_of(launches.begin(), launches.end(), meets_rows_alone);
+           std::all_of(launches.begin(), launches.end(), meets_rows_alone);
   }
 
-  /// The last launch of received keys, if all of them occupy the GPU for several rounds; own launches fill what shorter ones leave idle.
+  /// The last launch of received keys, if the last rounds of their tasks leave less than an eighth of the GPU idle; else own launches fill it.
   std::size_t long_received_launch() const {
-    constexpr std::int64_t task_keys = 128, rounds = 2;
+    constexpr std::int64_t task_keys = 128;
+    const std::int64_t at_once = cuda::driver::device_facts(buffers_.device().index).multiprocessors;
     const std::vector<PartLaunch>& launches = plans_.order.launches;
     std::size_t last = launches.size();
+    std::int64_t tasks = 0, places = 0;
     for (std::size_t number = 0; number < launches.size(); ++number) {
       if (launches[number].step == 0) continue;
-      const std::int64_t tasks = launches[number].segment.kv_rows / task_keys * heads(true).size() * c_.batch();
-      if (tasks < rounds * cuda::driver::device_facts(buffers_.device().index).multiprocessors) return launches.size();
+      const std::int64_t of_one = (launches[number].segment.kv_rows + task_keys - 1) / task_keys * heads(true).size() * c_.batch();
+      tasks += of_one, places += (of_one + at_once - 1) / at_once * at_once;
       last = number;
     }
-    return last;
+    return 8 * tasks > 7 * places ? last : launches.size();
   }
 
   PartCall part_call(std::size_t number) const {
@@ -339,6 +377,7 @@ class DeviceBackward : DevicePass {
       }
     });
     const Rows to = rows_of(gradient);
+    std::vector<Range> ranges;
     for (const Range& range : summed) {
       std::vector<std::int64_t> borders{range.begin, range.end};
       for (const Addend& addend : addends)
@@ -346,8 +385,9 @@ class DeviceBackward : DevicePass {
           if (range.begin < border && border < range.end) borders.push_back(border);
       std::sort(borders.begin(), borders.end());
       borders.erase(std::unique(borders.begin(), borders.end()), borders.end());
-      for (std::size_t i = 0; i + 1 < borders.size(); ++i) finish_rows(sum, to, addends, {borders[i], borders[i + 1]});
+      for (std::size_t i = 0; i + 1 < borders.size(); ++i) ranges.push_back({borders[i], borders[i + 1]});
     }
+    in_turns(ranges.size(), [&](std::size_t i) { finish_rows(sum, to, addends, ranges[i]); });
   }
   /// Rows to which the same ranks add.
   void finish_rows(const Rows& sum, const Rows& to, const std::vector<Addend>& addends, Range rows) {
@@ -382,6 +422,7 @@ class DeviceBackward : DevicePass {
   Rows dq_;                              ///< of the queries of this rank's group; no data: unwanted
   Rows dq_sum_;                          ///< f32, of rows that keep nothing
   std::vector<std::byte*> kept_;         ///< of PartOrder::kept
+  std::vector<Lane> side_lanes_;         ///< where launches run at once
   DeviceParamSums params_;
 };
 

@@ -34,11 +34,11 @@ class DeviceForward : DevicePass {
     }
     // Launches that wait for their keys themselves depend on no other: they fill what the last CTAs of others leave idle.
     const auto spread = std::count_if(order.launches.begin(), order.launches.end(), [](const PartLaunch& l) { return l.spread(); });
-    const int sides = order.launches.size() > 1 ? static_cast<int>(std::min<std::ptrdiff_t>(spread, DeviceBuffers::sides)) : 0;
+    const std::vector<Lane> sides =
+        DeviceBuffers::side_lanes(order.launches.size() > 1 ? static_cast<int>(std::min<std::ptrdiff_t>(spread, DeviceBuffers::sides)) : 0);
     buffers_.fork(sides);
     for (std::size_t number = 0, on_sides = 0; number < order.launches.size(); ++number)
-      run_launch(number,
-                 sides > 0 && order.launches[number].spread() ? DeviceBuffers::side(static_cast<int>(on_sides++) % sides) : Lane::caller);
+      run_launch(number, !sides.empty() && order.launches[number].spread() ? sides[on_sides++ % sides.size()] : Lane::caller);
     buffers_.join(sides);
     for (std::size_t step = 0; step < keys_.size(); ++step) arrive(step);  // of steps without work
     write_results(order.merged_q);

@@ -26,8 +26,9 @@ void DeviceParamSums::add_part(Lane lane) {
   if (!of(lane).parts.empty()) buffers_.add(of(lane).part, of(lane).sums);
 }
 
-void DeviceParamSums::join_lanes() {
-  if (count_ > 0) buffers_.add(of(Lane::side).sums, of(Lane::caller).sums);
+void DeviceParamSums::join(const std::vector<Lane>& lanes) {
+  if (count_ == 0) return;
+  for (const Lane lane : lanes) buffers_.add(of(lane).sums, of(Lane::caller).sums);
 }
 
 void DeviceParamSums::reduce_and_write() {

@@ -17,7 +17,8 @@ class DeviceParamSums {
   /// What one launch of a lane writes: all wanted gradients but the sink's.
   const std::vector<ParamBinding>& parts(Lane lane) const { return of(lane).parts; }
   void add_part(Lane lane);
-  void join_lanes();
+  /// Adds the sums of these lanes to the caller's.
+  void join(const std::vector<Lane>& lanes);
   /// Of a wanted gradient, in the sums of the caller's lane.
   double* sum(std::size_t wanted) { return reinterpret_cast<double*>(of(Lane::caller).sums.data) + first_[wanted]; }
   /// In the order of ranks, on every rank.
@@ -38,7 +39,7 @@ class DeviceParamSums {
   const std::vector<ParamBinding>& wanted_;
   std::vector<std::int64_t> first_;  ///< value of each wanted gradient
   std::int64_t count_ = 0;           ///< of values
-  LaneSums lanes_[2];
+  LaneSums lanes_[1 + DeviceBuffers::sides];
 };
 
 }  // namespace foveal::dist

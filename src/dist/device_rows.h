@@ -13,9 +13,8 @@ namespace foveal::dist {
 /// Memory that is reused from pass to pass: each takes the same blocks in the same order. One pass at a time.
 class DeviceBuffers final : public RowMemory {
  public:
-  /// side_goes_first: CTAs of the side stream start before waiting ones of the caller's.
-  explicit DeviceBuffers(bool side_goes_first)
-      : sides_{SideStream(side_goes_first), SideStream(side_goes_first), SideStream(side_goes_first)} {}
+  /// side_goes_first: CTAs of the first side stream start before waiting ones of the others.
+  explicit DeviceBuffers(bool side_goes_first) : sides_{SideStream(side_goes_first), SideStream(false), SideStream(false)} {}
   ~DeviceBuffers() override;
   /// A pass on this stream begins, which may reuse all memory. Messages arrive in memory of this transport, if it has its own.
   /// A rehearsal only takes memory and loads kernels. Both may wait for all work of the GPU, which a pass must not: that work may wait for other ranks.
@@ -31,7 +30,11 @@ class DeviceBuffers final : public RowMemory {
 
   enum class Lane { caller, side, second_side, third_side };  ///< the caller's stream, and side streams
   static constexpr int sides = 3;
-  static Lane side(int number) { return static_cast<Lane>(1 + number); }
+  static std::vector<Lane> side_lanes(int count) {
+    std::vector<Lane> lanes{Lane::side, Lane::second_side, Lane::third_side};
+    lanes.resize(static_cast<std::size_t>(count));
+    return lanes;
+  }
   /// While this lives, work goes to that lane.
   class OnLane {
    public:
@@ -45,15 +48,20 @@ class DeviceBuffers final : public RowMemory {
     Lane before_;
   };
   Lane lane() const { return lane_; }
-  Stream stream() const { return lane_ == Lane::caller ? stream_ : sides_[static_cast<std::size_t>(lane_) - 1].stream(); }
+  Stream stream() const { return lane_ == Lane::caller ? stream_ : side_of(lane_).stream(); }
   /// Scratch of one launch, shared by the launches of a lane.
   void* workspace(std::size_t bytes);
-  /// So many side lanes start after the caller's work so far; the caller's goes on after theirs.
-  void fork(int count = 1) {
-    for (int i = 0; i < count; ++i) sides_[static_cast<std::size_t>(i)].fork(device_, stream_);
+  /// Later work of these side lanes starts after the caller's work so far; later work of the caller's lane after theirs.
+  void fork(const std::vector<Lane>& lanes) {
+    for (const Lane lane : lanes) side_of(lane).fork(device_, stream_);
   }
-  void join(int count = 1) {
-    for (int i = 0; i < count; ++i) sides_[static_cast<std::size_t>(i)].join(stream_);
+  void join(const std::vector<Lane>& lanes) {
+    for (const Lane lane : lanes) side_of(lane).join(stream_);
+  }
+  /// Later work of this lane starts after the other's work so far.
+  void follow(Lane other) {
+    if (lane_ == Lane::caller) return side_of(other).join(stream_);
+    side_of(lane_).fork(device_, other == Lane::caller ? stream_ : side_of(other).stream());
   }
 
   /// Zeros, in dense rows.
@@ -82,6 +90,8 @@ class DeviceBuffers final : public RowMemory {
     std::vector<std::vector<std::byte>> memory;
     std::vector<std::pair<Message, std::size_t>> receives;  ///< where to, and from which memory
   };
+  SideStream& side_of(Lane lane) { return sides_[static_cast<std::size_t>(lane) - 1]; }
+  const SideStream& side_of(Lane lane) const { return sides_[static_cast<std::size_t>(lane) - 1]; }
   void move(const Rows& from, const Rows& to, bool adds);
   void release() noexcept;
   void release(Block& block) noexcept;

@@ -1,6 +1,7 @@
 #include "dist/part_order.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 namespace foveal::dist {
@@ -253,6 +254,33 @@ void return_early(std::vector<PartLaunch>& launches, const Workload& workload, s
   std::rotate(later, remote, launches.end());
 }
 
+/// Deals own launches to queues, each to the one where it can begin first by the pairs before it; closed ones stay in the first.
+void deal_to_queues(std::vector<PartLaunch>& launches, const Workload& workload) {
+  struct Placed {
+    const PartLaunch* launch;
+    std::int64_t end;
+  };
+  std::vector<Placed> placed;
+  std::array<std::int64_t, own_queues> free{};  // when the queue's launches end
+  for (PartLaunch& launch : launches) {
+    if (launch.step > 0) continue;
+    std::array<std::int64_t, own_queues> meets;  // when those that have rows in common with this one end; -1: none
+    meets.fill(-1);
+    for (const Placed& p : placed)
+      if (p.launch->segment.rows().meets(launch.segment.rows()) || p.launch->segment.keys().meets(launch.segment.keys()))
+        meets[static_cast<std::size_t>(p.launch->queue)] = p.end;
+    const std::int64_t last = *std::max_element(meets.begin(), meets.end());
+    const auto begin = [&](std::size_t queue) { return std::max(free[queue], last); };
+    std::size_t queue = 0;
+    for (std::size_t other = 1; other < own_queues && launch.closed.empty(); ++other)
+      if (begin(other) < begin(queue) || (begin(other) == begin(queue) && meets[other] > meets[queue])) queue = other;
+    free[queue] = begin(queue) + pairs_of(workload, launch);
+    placed.push_back({&launch, free[queue]});
+    launch.queue = static_cast<int>(queue);
+    for (std::size_t other = 0; other < own_queues; ++other) launch.follows[other] = other != queue && meets[other] >= 0;
+  }
+}
+
 /// Launches with rows in common share their statistics, if one of them has all these rows and the others are aligned to tiles.
 void keep_rows(PartOrder& order) {
   struct Group {
@@ -367,6 +395,7 @@ PartOrder part_order(const ContextPlan& plan, const Workload& workload, const Ra
   if (request.leaves_multiprocessors) leave_multiprocessors(order.launches, workload, request.transfer_pairs);
   if (request.returns_early) return_early(order.launches, workload, request.transfer_pairs);
   for (PartLaunch& launch : spread) order.launches.push_back(std::move(launch));
+  if (!request.forward) deal_to_queues(order.launches, workload);
   if (request.keeps_rows) keep_rows(order);
   if (request.whole_keys) find_whole_keys(order, request.sent);
   find_accumulation(order, mine, request.forward, plan.kv.tokens(mine.rank));

@@ -1,5 +1,6 @@
 #pragma once
 // What a rank launches on a GPU, in which order and on which rows: as few parts as the layout of its keys allows.
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -16,6 +17,8 @@ struct KeyRange {
   int source = 0;        ///< the rank that holds them
 };
 
+constexpr std::size_t own_queues = 3;
+
 /// A segment as one launch, and how it combines with the launches before it.
 struct PartLaunch {
   std::size_t step = 0;                ///< the last one whose keys it needs
@@ -28,6 +31,10 @@ struct PartLaunch {
   bool adds_to_q = false, adds_to_kv = false;
   bool whole_keys = false;        ///< the only launch with gradients for its keys, which are final
   bool beside_transfers = false;  ///< overlaps transfers, and leaves multiprocessors to them
+  /// Backward, own keys: launches of different queues run at once, but those with rows of queries or keys in common follow each other: this one what
+  /// is already in these queues.
+  int queue = 0;
+  std::array<bool, own_queues> follows{};
   /// The entry of PartOrder::kept that its rows belong to (-1: none, dq is accumulated in memory), and its number among the launches of that entry.
   int kept = -1;
   std::uint32_t kept_number = 0;

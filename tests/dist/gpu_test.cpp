@@ -103,6 +103,47 @@ TEST(PartOrder, RowsAreWrittenOrClearedBeforeTheyAreAddedTo) {
       }
 }
 
+/// Launches of different queues run at once, unless they have rows of queries or own keys in common: then the later one follows. Closed sequences
+/// stay in the first queue.
+TEST(PartOrder, LaunchesWithRowsInCommonFollowEachOther) {
+  std::size_t queues[own_queues]{}, following = 0, beside = 0;
+  struct Case {
+    const char* text;
+    int unit;
+  };
+  for (const Case& c :
+       {Case{"forward f32 h2 q3000 d16 mask=\"causal()\"", 16},
+        Case{"forward bf16 h16 d128 lengths=9363,606,7250,1795,5206,3441,11876,285,2117,4402,6031,899,3650,5188,2609,818 mask=\"causal()\"",
+             128},
+        Case{"forward f32 h4 d16 lengths=900,10,500,0,700,300,800 mask=\"window(100)\"", 16}})
+    for (const int ranks : {1, 2, 4})
+      for (const bool closed : {false, true}) {
+        const problem::Line line = problem::parse_line(c.text);
+        const Workload work = make_workload(problem::problem_of(line, {}), line.lengths, {}, c.unit);
+        const ContextPlan plan = make_plan(work, {.ranks = ranks, .head_groups = 1});
+        for (int rank = 0; rank < ranks; ++rank) {
+          const PartOrder order = part_order(
+              plan, work, rank_plan(plan, rank),
+              {.forward = false, .closed_sequences = closed && !line.lengths.empty(), .returns_early = true, .keeps_rows = true});
+          for (std::size_t later = 0; later < order.launches.size(); ++later) {
+            const PartLaunch& b = order.launches[later];
+            ++queues[b.queue];
+            EXPECT_TRUE(b.queue == 0 || (b.step == 0 && b.closed.empty()));
+            for (std::size_t earlier = 0; earlier < later; ++earlier) {
+              const PartLaunch& a = order.launches[earlier];
+              if (a.queue == b.queue || a.step > 0 || b.step > 0) continue;
+              const bool meet = a.segment.rows().meets(b.segment.rows()) || a.segment.keys().meets(b.segment.keys());
+              EXPECT_TRUE(!meet || b.follows[static_cast<std::size_t>(a.queue)]);
+              (meet ? following : beside) += 1;
+            }
+          }
+        }
+      }
+  for (const std::size_t launches : queues) EXPECT_GT(launches, 0u);
+  EXPECT_GT(following, 0u);
+  EXPECT_GT(beside, 0u);
+}
+
 /// dk and dv of an own key are final in one launch, which has all that this rank computes of it and that nobody else needs, or they are summed up.
 TEST(PartOrder, WholeKeysAreNobodyElses) {
   std::size_t whole = 0, sums = 0;

@@ -71,7 +71,8 @@ struct Consumer : BackwardWarpgroup {
     }
   }
 
-  /// Loops over the query tiles of a task. Each iteration leaves the next Q K^T in flight.
+  /// Loops over the query tiles of a task. Each iteration leaves the next Q K^T in flight. Long: the step shares the registers of the loop, and spills
+  /// as a function with all of them as arguments.
   FOVEAL_DEVICE void accumulate(BackwardTask& work, bool partial, u32& tile, u32 use, float (&dk)[kDim / 2], float (&dv)[kDimV / 2],
                                 TableLoader& table_loader) const {
     constexpr u32 kScoresBarrier = 1, kTableBarrier = 3;
