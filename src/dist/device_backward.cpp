@@ -131,9 +131,9 @@ class DeviceBackward : DevicePass {
     if (request_.returns_early)
       for (std::size_t i = 1; i < gradients_.size(); ++i) gradients_[i].returned = expect_back(c_.keys_to[i], key_roles(i));
     side_lanes_ = find_side_lanes();
+    for (const Lane lane : side_lanes_) params_.prepare(lane);
     in_turns(plans_.order.kept.size(), [&](std::size_t of) { begin_kept(of); });
     if (!side_lanes_.empty()) arrive(0);
-    for (const Lane lane : side_lanes_) params_.prepare(lane);
     buffers_.fork(side_lanes_);
     for (const PartLaunch& launch : launches) ++gradients_[launch.step].launches_left;
     const std::size_t last_received = side_lanes_.empty() ? launches.size() : long_received_launch();

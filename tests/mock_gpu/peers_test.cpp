@@ -265,10 +265,18 @@ class Watched final : public Transport {
 TEST(Peers, NothingIsLoadedOrAllocatedWhileAPassIsUnderWay) {
   setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
   cuda::jit::set_cache_folder("");
-  for (const char* text : {"backward bf16 h4:2 q1500 d128 mask=\"causal()\"", "backward f32 h2 q600 d32 mask=\"causal() & window(200)\"",
-                           "backward bf16 h2 q900 d64 mask=\"causal()\" sink=s param=\"s: real[2] f32 normal(1) grad\" dlse",
-                           "backward f16 h2 q700 d64 score=\"score + row[q_idx]\" param=\"row: real[700] f32 normal(1) grad\"",
-                           "backward bf16 h2 d64 lengths=700,1,333,0,250 mask=\"causal()\""})
+  struct Case {
+    int ranks;
+    const char* text;
+  };
+  for (const auto& [ranks, text] :
+       {Case{2, "backward bf16 h4:2 q1500 d128 mask=\"causal()\""}, Case{2, "backward f32 h2 q600 d32 mask=\"causal() & window(200)\""},
+        Case{2, "backward bf16 h2 q900 d64 mask=\"causal()\" sink=s param=\"s: real[2] f32 normal(1) grad\" dlse"},
+        Case{2, "backward f16 h2 q700 d64 score=\"score + row[q_idx]\" param=\"row: real[700] f32 normal(1) grad\""},
+        Case{2, "backward bf16 h2 d64 lengths=1700,1,333,0,1250 mask=\"causal()\""},
+        Case{4,
+             "backward bf16 h4 q8192 d128 mask=\"causal()\" score=\"score + rel[clamp(q_idx - kv_idx, 0, 99)]\" param=\"rel: real[100] "
+             "grad\""}})
     for (const int head_groups : {1, 2}) {
       const problem::CaseData data(problem::parse_line(text));
       std::mutex mutex;
@@ -284,15 +292,15 @@ TEST(Peers, NothingIsLoadedOrAllocatedWhileAPassIsUnderWay) {
             if (const auto found = calls.find(name); found != calls.end() && found->second > 0) late[name] += found->second;
         begun = !ends;
       };
-      std::barrier both(2);
+      std::barrier all(ranks);
       const auto end = [&](const ContextAttention&) {
-        both.arrive_and_wait();
+        all.arrive_and_wait();
         look(true);
-        both.arrive_and_wait();
+        all.arrive_and_wait();
       };
       ContextOptions options;
       options.unit = 128, options.head_groups = head_groups;
-      expect_no(on_ranks(2, [&](Transport& transport) {
+      expect_no(on_ranks(ranks, [&](Transport& transport) {
         const std::shared_ptr<Transport> borrowed(&transport, [](Transport*) {});
         test::run_rank(std::make_shared<Watched>(borrowed, [&] { look(false); }), data, options, end, end, gpu);
       }));
