@@ -22,9 +22,12 @@ struct LastError {
   std::string text;
   const char* shown = "";
 
+  /// The message names a field of C++ that has another name in C by the latter.
   void set(const char* message) noexcept {
     try {
+      constexpr std::string_view in_cxx = "rng.state", in_c = "dropout_state";
       text = message;
+      for (auto at = text.find(in_cxx); at != std::string::npos; at = text.find(in_cxx, at)) text.replace(at, in_cxx.size(), in_c);
       shown = text.c_str();
     } catch (...) {  // out of memory
       shown = "out of memory";

@@ -24,6 +24,7 @@ void check_dtype(const char* name, DType found, DType expected, const char* why)
 }
 
 void check_reach(const char* name, const TensorView& view) {
+  base::check_enumerator({name, "dtype of "}, view.dtype, DType::boolean);
   constexpr std::int64_t max_bytes = std::int64_t{1} << 60;
   std::int64_t elements = 1, reach = static_cast<std::int64_t>(size_of(view.dtype));
   for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
@@ -223,10 +224,19 @@ void check_something_is_wanted(const Problem& p) {
   FOVEAL_CHECK(!p.merges() || p.lse.present, "lse: absent; a part needs it, for it says what its rows weigh");
   const bool wanted = p.pass == Pass::forward || p.dq.present || p.dk.present || p.dv.present ||
                       std::any_of(p.params.begin(), p.params.end(), [](const ParamSpec& spec) { return spec.gradient.present; });
-  FOVEAL_CHECK(wanted, "outputs: no gradient is asked for; expected at least one of dq, dk, dv, dparams");
+  FOVEAL_CHECK(wanted, "outputs: no gradient is asked for; expected at least one of dq, dk, dv and gradients of parameters");
+}
+
+/// Values that callers can make by a cast.
+void check_enumerators(const Attention& attention, const Call& call) {
+  base::check_enumerator({"determinism"}, attention.determinism, Determinism::reproducible);
+  base::check_enumerator({"backward"}, attention.backward, BackwardStrategy::two_scan);
+  const DeviceKind kind = call.q->device.kind;
+  FOVEAL_CHECK(kind <= DeviceKind::cuda, "q: device kind ", static_cast<int>(kind), "; expected DeviceKind::cpu or DeviceKind::cuda");
 }
 
 Problem make(const Attention& attention, const Call& call) {
+  check_enumerators(attention, call);
   Problem p;
   p.pass = call.pass, p.device = call.q->device, p.attention = attention;
   try {

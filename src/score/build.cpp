@@ -134,6 +134,7 @@ Param::Param(std::string name, std::vector<std::int64_t> shape, Type type) {
   FOVEAL_CHECK(!scoring::is_reserved(name), "Param: name \"", name, "\" is a symbol, function or keyword of the score language");
   FOVEAL_CHECK(shape.size() <= TensorView::max_rank, "Param ", name, ": rank ", shape.size(), "; expected at most ", TensorView::max_rank);
   for (std::int64_t size : shape) FOVEAL_CHECK(size > 0, "Param ", name, ": a size is ", size, "; expected positive sizes");
+  base::check_enumerator({name.c_str(), "type of Param "}, type, Type::real);
   info_ = std::make_shared<const Info>(Info{std::move(name), std::move(shape), type});
 }
 

@@ -152,6 +152,11 @@ int main(void) {
   const foveal_tensor state = {.data = words, .dtype = FOVEAL_I64, .rank = 1, .sizes = {2}, .strides = {1}};
   forward.dropout_state = &state;
   CHECK(foveal_plan_run(none, &forward, drop_scratch, NULL) == FOVEAL_OK && memcmp(by_call, out, sizeof out) == 0);
+  foveal_tensor wrong_state = state;
+  wrong_state.dtype = FOVEAL_I32;
+  forward.dropout_state = &wrong_state;
+  CHECK(foveal_plan_run(none, &forward, drop_scratch, NULL) == FOVEAL_INVALID_ARGUMENT);
+  CHECK(strstr(foveal_last_error(), "dropout_state: i32[2]; expected i64[2]") == foveal_last_error());
   foveal_plan_destroy(none), free(drop_scratch);
   forward.dropout_state = NULL;
   foveal_call first = forward;

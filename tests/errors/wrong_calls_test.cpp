@@ -73,6 +73,28 @@ struct Row {
 using namespace symbols;
 
 const std::vector<Row> rows{
+    // values that are no enumerators
+    {"NoDType", [](Calls& c) { c.k.dtype = static_cast<DType>(99), c.forward(); },
+     "dtype of k: enumerator 99; expected f64, f32, bf16, f16, i64, i32, i16, i8, u8 or boolean"},
+    {"NoDTypeOfAParameter",
+     [](Calls& c) {
+       c.table_data.dtype = static_cast<DType>(10), c.params = {{c.table, c.table_data}};
+       c.attention.score_mod = score + c.table(q_idx), c.forward();
+     },
+     "dtype of parameter table: enumerator 10; expected"},
+    {"NoDeviceKind",
+     [](Calls& c) {
+       for (TensorView* view : {&c.q, &c.k, &c.v, &c.out, &c.lse}) view->device.kind = static_cast<DeviceKind>(2);
+       c.forward();
+     },
+     "q: device kind 2; expected DeviceKind::cpu or DeviceKind::cuda"},
+    {"NoDeterminism", [](Calls& c) { c.attention.determinism = static_cast<Determinism>(2), c.forward(); },
+     "determinism: enumerator 2; expected fast or reproducible"},
+    {"NoStrategy", [](Calls& c) { c.attention.backward = static_cast<BackwardStrategy>(9), c.backward(); },
+     "backward: enumerator 9; expected automatic, fused, split or two_scan"},
+    {"NoPass", [](Calls& c) { plan(c.attention, Shapes{}, static_cast<Pass>(2)); }, "pass: enumerator 2; expected forward or backward"},
+    {"NoDTypeOfShapes", [](Calls& c) { plan(c.attention, {.dtype = static_cast<DType>(77)}, Pass::forward); }, "dtype of q: enumerator 77"},
+    {"NoType", [](Calls&) { Param("p", {2}, static_cast<Type>(3)); }, "type of Param p: enumerator 3; expected boolean, integer or real"},
     // tensors
     {"QAbsent", [](Calls& c) { c.q = {}, c.forward(); }, "q: absent; expected [batch, seqlen_q, heads_q, head_dim]"},
     {"KAbsent", [](Calls& c) { c.k = {}, c.forward(); }, "k: absent; expected [batch, seqlen_kv, heads_kv, head_dim]"},
@@ -160,7 +182,7 @@ const std::vector<Row> rows{
     {"DkShape", [](Calls& c) { c.dk.sizes[2] = 4, c.backward(); }, "dk: shape [2, 6, 4, 16]; expected [2, 6, 2, 16]"},
     {"DvType", [](Calls& c) { c.dv.dtype = DType::f64, c.backward(); }, "dv: dtype f64; expected f32, q's"},
     {"NothingWanted", [](Calls& c) { c.dq = c.dk = c.dv = {}, c.backward(); },
-     "outputs: no gradient is asked for; expected at least one of dq, dk, dv, dparams"},
+     "outputs: no gradient is asked for; expected at least one of dq, dk, dv and gradients of parameters"},
     // attention
     {"DropoutOne", [](Calls& c) { c.attention.dropout_p = 1, c.forward(); }, "dropout_p: 1; expected 0 <= p < 1"},
     {"DropoutNegative", [](Calls& c) { c.attention.dropout_p = -0.1, c.forward(); }, "dropout_p: -0.1; expected 0 <= p < 1"},
