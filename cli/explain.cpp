@@ -5,15 +5,15 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "api/backends.h"
 #include "base/check.h"
-#include "check/device_case.h"
 #include "command.h"
 #include "dist/plan.h"
 #include "files/files.h"
 #include "json.h"
 #include "lines.h"
 #include "mask_picture.h"
-#include "problem/case_data.h"
+#include "plan/choose.h"
 #include "problem/line_problem.h"
 #include "validators.h"
 
@@ -51,9 +51,9 @@ void draw(const problem::Line& line, const TileSchedule& planned, const Options&
   if (!options.png.empty()) write_file(picture.png(), options.png);
 }
 
+/// Without the line's data, which may be larger than this machine's memory.
 Explanation explain(const problem::Line& line) {
-  problem::CaseData data(line);
-  return problem::plan_of(line, check::DeviceCase(data)).explain();
+  return Plan(planning::choose(problem::problem_of(line, line.device), line.options, api::backends())).explain();
 }
 
 // A plan for every backward strategy, so that those that were not chosen show why.

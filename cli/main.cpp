@@ -61,8 +61,9 @@ int run(int argc, char** argv) {
 
 void add_plan_options(CLI::App& command, PlanOptions& options) {
   command.add_option("--backend", options.backend, "reference, cpu or cuda; default: the first that can");
-  command.add_option("--target", options.target,
-                     "scalar, avx2, avx512, avx512bf16, amx, neon, neonbf16, sm80, sm90; default: the best here");
+  command.add_option(
+      "--target", options.target,
+      "scalar, avx2, avx512, avx512bf16, amx, neon, neonbf16, sm80, sm90, as foveal targets lists them; default: the best here");
   command.add_option("--threads", options.threads, "CPU threads; default: all")->check(whole_number(0, 4096));
 }
 

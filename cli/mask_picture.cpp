@@ -15,9 +15,9 @@
 namespace foveal::cli {
 namespace {
 
-constexpr std::int64_t most_tiles = std::int64_t{1} << 26;
 constexpr std::int64_t text_side = 64;                           // characters
 constexpr std::int64_t most_pixels = 4096, wanted_pixels = 768;  // of a side
+constexpr std::int64_t most_tiles = most_pixels * most_pixels;   // more would not be seen, and a mask may need a look at each
 
 std::pair<std::int64_t, std::int64_t> lengths_of(const problem::Line& line, const problem::Problem& p, std::int64_t batch) {
   return line.ragged() ? line.lengths[static_cast<std::size_t>(batch)] : std::pair(p.seqlen_q, p.seqlen_kv);

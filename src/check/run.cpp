@@ -1,11 +1,17 @@
 #include "check/run.h"
 
+#include "api/backends.h"
 #include "check/device_case.h"
+#include "plan/choose.h"
+#include "problem/line_problem.h"
 
 namespace foveal::check {
 
 std::string run_case(problem::CaseData& data, const PlanOptions& options) {
   const Attention& attention = data.line().attention;
+  const Device where = data.line().device;
+  if (where.kind != DeviceKind::cpu)  // what cannot run there is refused before memory of the device is asked for
+    planning::choose(problem::problem_of(data.line(), where), options, api::backends());
   DeviceCase device(data);
   if (data.line().pass == Pass::forward) {
     const Plan plan = foveal::plan(attention, device.forward_inputs(), device.forward_outputs(), options);

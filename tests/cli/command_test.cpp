@@ -90,6 +90,28 @@ TEST_F(Command, ExplainAndBenchNeverAnswerForAnotherDevice) {
   EXPECT_NE(timed.err.find("device=cuda"), std::string::npos) << timed.err;
 }
 
+TEST_F(Command, ALineOfADeviceThatIsNotThereIsRefusedNotFailed) {
+  for (const TargetInfo& target : targets())
+    if (target.backend == "cuda" && target.available) GTEST_SKIP() << "there is a GPU";
+  const Ran ran = run("check 'forward bf16 q64 d64 device=cuda'");
+  EXPECT_EQ(ran.code, 3) << ran.out;
+  EXPECT_EQ(ran.out.find("refused"), 0U) << ran.out;
+  EXPECT_NE(ran.out.find("cuda: "), std::string::npos) << ran.out;
+  EXPECT_EQ(run("explain 'forward bf16 q64 d64 device=cuda'").code, 3);
+}
+
+TEST_F(Command, APictureOfMoreTilesThanCanBeSeenIsRefused) {
+  const Ran ran = run("explain --tile 1x1 --draw 'forward q5000'");
+  EXPECT_EQ(ran.code, 2);
+  EXPECT_NE(ran.err.find("5000 x 5000 tiles; expected at most 16777216: try a larger --tile"), std::string::npos) << ran.err;
+}
+
+TEST_F(Command, ExplainNeedsNoMemoryForTheData) {
+  const Ran ran = run("explain 'both f64 h64 q1048576 d128 mask=\"window(8)\"'");  // 64 GiB for each tensor
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_NE(ran.out.find("backend         cpu"), std::string::npos) << ran.out;
+}
+
 TEST_F(Command, BenchSaysThatALineIsRefusedNotWrong) {
   const Ran ran = run("bench 'forward f32 q2 d2000' --backend cpu");
   EXPECT_EQ(ran.code, 3);
@@ -131,6 +153,7 @@ TEST_F(Command, OptionsThatWouldBeDroppedAreRefused) {
                                 "explain --unit 5 'forward q8'",
                                 "explain --ranks 0 'forward q8'",
                                 "explain --ranks -2 'forward q8'",
+                                "explain --ranks 100000 'forward q8'",
                                 "explain --ranks 2 --draw 'forward q8'",
                                 "explain --tile 8x8 'forward q8'",
                                 "explain --batch 5 'forward q8'",
