@@ -2,6 +2,7 @@
 #include "dist/context.h"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <limits>
 
@@ -14,6 +15,8 @@
 
 namespace foveal::dist {
 namespace {
+
+constexpr std::int64_t most_tokens = std::numeric_limits<std::int32_t>::max();
 
 TensorView shape_only(DType dtype, std::initializer_list<std::int64_t> sizes) { return TensorView(nullptr, dtype, sizes); }
 
@@ -29,7 +32,6 @@ problem::Problem whole_problem(const Attention& attention, const WholeShapes& s,
     outputs.out = shape_only(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.head_dim_v});
     outputs.lse = shape_only(statistics, {s.batch, s.heads_q, s.seqlen_q});
   } else {
-    constexpr std::int64_t most_tokens = std::numeric_limits<std::int32_t>::max();
     std::int64_t q = 0, kv = 0, longest_q = 0, longest_kv = 0;
     for (const auto& [of_q, of_kv] : s.lengths) {
       FOVEAL_CHECK(of_q >= 0 && of_kv >= 0, "lengths: ", of_q, " and ", of_kv, "; expected 0 or more");
@@ -65,9 +67,11 @@ std::vector<Sending> sendings(const ContextPlan& plan, int mine, const std::vect
 }  // namespace
 
 std::vector<std::int64_t> tokens_of(std::int64_t seqlen, int ranks, int rank, const std::string& deal, std::int64_t unit, int head_groups) {
-  FOVEAL_CHECK(seqlen >= 0 && ranks >= 1 && rank >= 0 && rank < ranks && unit >= 1 && head_groups >= 1 && ranks % head_groups == 0,
+  FOVEAL_CHECK(seqlen >= 0 && seqlen <= most_tokens && ranks >= 1 && ranks <= most_ranks && rank >= 0 && rank < ranks && unit >= 1 &&
+                   unit <= most_unit && head_groups >= 1 && ranks % head_groups == 0,
                "tokens_of: seqlen ", seqlen, ", rank ", rank, " of ", ranks, ", unit ", unit, ", head groups ", head_groups,
-               "; expected a length, a rank below ranks, a unit of 1 or more, and head groups that divide the ranks");
+               "; expected a length below 2^31, a rank below ranks, of which there are at most ", most_ranks, ", a unit of 1 to ",
+               most_unit, ", and head groups that divide the ranks");
   const Deal how = deal_named(deal);
   FOVEAL_CHECK(how == Deal::contiguous || how == Deal::zigzag, "deal: ", deal, "; expected contiguous or zigzag, which no mask decides");
   const int groups = ranks / head_groups;
@@ -137,6 +141,17 @@ void plan_own_part(Context& c) {
 
 }  // namespace
 
+namespace {
+
+/// What a layout or a context holds.
+template <class State>
+auto& held(const State& state) {
+  FOVEAL_CHECK(state != nullptr, "context: empty, as it was moved to another; expected one that was made");
+  return *state;
+}
+
+}  // namespace
+
 struct ContextLayout::State {
   std::shared_ptr<const FixedLayout> layout;
   ContextPlan plan;  ///< for the first use
@@ -170,11 +185,11 @@ static std::vector<std::int64_t> tokens_of(const ContextPlan& plan, const Layout
   return layout.tokens_of(rank);
 }
 
-std::vector<std::int64_t> ContextLayout::q_tokens(int rank) const { return tokens_of(state_->plan, state_->plan.q, rank); }
-std::vector<std::int64_t> ContextLayout::kv_tokens(int rank) const { return tokens_of(state_->plan, state_->plan.kv, rank); }
-std::string ContextLayout::deal() const { return to_string(state_->layout->deal); }
-int ContextLayout::head_groups() const { return state_->layout->head_groups; }
-std::int64_t ContextLayout::unit() const { return state_->layout->unit; }
+std::vector<std::int64_t> ContextLayout::q_tokens(int rank) const { return tokens_of(held(state_).plan, held(state_).plan.q, rank); }
+std::vector<std::int64_t> ContextLayout::kv_tokens(int rank) const { return tokens_of(held(state_).plan, held(state_).plan.kv, rank); }
+std::string ContextLayout::deal() const { return to_string(held(state_).layout->deal); }
+int ContextLayout::head_groups() const { return held(state_).layout->head_groups; }
+std::int64_t ContextLayout::unit() const { return held(state_).layout->unit; }
 
 struct ContextAttention::State {
   /// What a pass keeps from call to call.
@@ -184,6 +199,7 @@ struct ContextAttention::State {
     PartPlans plans{};
   };
   Context context;
+  std::atomic_flag running;
   std::size_t used = 0;
   OfPass forward{.buffers = DeviceBuffers(false)}, backward{.buffers = DeviceBuffers(true)};
 
@@ -210,7 +226,7 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
                  .remote_steps = options.remote_steps,
                  .machine = machine_named(options.machine)};
     if (options.layout != nullptr) {
-      c.request.layout = options.layout->state_->layout;
+      c.request.layout = held(options.layout->state_).layout;
       c.options.unit = c.request.layout->unit;
     }
     const problem::Problem problem = whole_problem(attention, shapes, params);
@@ -244,32 +260,32 @@ ContextAttention::~ContextAttention() = default;
 ContextAttention::ContextAttention(ContextAttention&&) noexcept = default;
 ContextAttention& ContextAttention::operator=(ContextAttention&&) noexcept = default;
 
-const std::vector<std::int64_t>& ContextAttention::q_tokens() const { return state_->context.q_tokens; }
-const std::vector<std::int64_t>& ContextAttention::kv_tokens() const { return state_->context.kv_tokens; }
+const std::vector<std::int64_t>& ContextAttention::q_tokens() const { return held(state_).context.q_tokens; }
+const std::vector<std::int64_t>& ContextAttention::kv_tokens() const { return held(state_).context.kv_tokens; }
 std::vector<std::int64_t> ContextAttention::q_tokens(int rank) const {
-  return tokens_of(state_->context.plan, state_->context.plan.q, rank);
+  return tokens_of(held(state_).context.plan, held(state_).context.plan.q, rank);
 }
 std::vector<std::int64_t> ContextAttention::kv_tokens(int rank) const {
-  return tokens_of(state_->context.plan, state_->context.plan.kv, rank);
+  return tokens_of(held(state_).context.plan, held(state_).context.plan.kv, rank);
 }
 
 std::string ContextAttention::explain() const {
-  const Context& c = state_->context;
+  const Context& c = held(state_).context;
   return dist::explain(c.plan, c.workload, c.request);
 }
 
 std::size_t ContextAttention::memory_bytes(Pass pass) const {
-  const Context& c = state_->context;
+  const Context& c = held(state_).context;
   const RankLoad& load = c.plan.loads[static_cast<std::size_t>(c.rank())];
   if (c.transport->carries_device_memory() && c.plan.head_groups == 1)
     return static_cast<std::size_t>(pass == Pass::forward ? load.forward_device_memory : load.backward_device_memory);
   return static_cast<std::size_t>(pass == Pass::forward ? load.forward_memory : load.backward_memory);
 }
 
-std::size_t ContextAttention::used_bytes() const { return state_->used; }
+std::size_t ContextAttention::used_bytes() const { return held(state_).used; }
 
 std::pair<std::int64_t, std::int64_t> ContextAttention::planned_bytes(Pass pass) const {
-  const Context& c = state_->context;
+  const Context& c = held(state_).context;
   const RankLoad& load = c.plan.loads[static_cast<std::size_t>(c.rank())];
   return pass == Pass::forward ? std::pair(load.forward_in, load.forward_out) : std::pair(load.backward_in, load.backward_out);
 }
@@ -307,7 +323,9 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
     run_pass(c, in, out, pass.buffers, pass.plans);
   };
   agree_on_pass(pass, name, in.q.device, in.params, in.rng, wanted, [&] {
-    FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
+    FOVEAL_CHECK(!in.varlen, "varlen: given; the plan of a context attention knows the lengths");
+    FOVEAL_CHECK(!in.segments, "segments: given; the plan of a context attention has them");
+    FOVEAL_CHECK(!in.part, "part: given; the plan of a context attention divides the work");
     FOVEAL_CHECK(!in.paged, "block_table: keys in pages are not shared between ranks; expected contiguous ones");
     check_shards(c, in, out);
     check_params(in.params, "parameter");
@@ -327,6 +345,20 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
 
 namespace {
 
+/// One call of a context at a time: two would mix up their messages.
+class Turn {
+ public:
+  explicit Turn(std::atomic_flag& taken) : taken_(taken) {
+    FOVEAL_CHECK(!taken_.test_and_set(), "context: a call while another one runs on another thread; expected one at a time");
+  }
+  ~Turn() { taken_.clear(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  std::atomic_flag& taken_;
+};
+
 /// Strides of dimensions of size 1, which may be anything, become those of a contiguous tensor.
 void ignore_strides_of_ones(std::initializer_list<TensorView*> views) {
   for (TensorView* view : views)
@@ -336,6 +368,7 @@ void ignore_strides_of_ones(std::initializer_list<TensorView*> views) {
 }  // namespace
 
 void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
+  const Turn turn(held(state_).running);
   ForwardInputs inputs;
   ForwardOutputs outputs;
   fail_together(*state_->context.transport, [&] {
@@ -345,6 +378,7 @@ void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& ou
   state_->run(state_->forward, "a forward pass", inputs, outputs, {}, stream);
 }
 void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs& out, Stream stream) {
+  const Turn turn(held(state_).running);
   BackwardInputs inputs;
   BackwardOutputs outputs;
   fail_together(*state_->context.transport, [&] {

@@ -1,6 +1,7 @@
 #include "dist/context_checks.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/check.h"
@@ -62,7 +63,8 @@ void add_plan(Agreement& agreement, const Context& c, const problem::Problem& pr
   for (const auto& [q, kv] : c.shapes.lengths) shapes += base::join(' ', q, ':', kv);
   const std::string description = base::join(problem.score->text, at.sink ? " sink=" + at.sink->name() : "", " scale=", problem.scale,
                                              " dropout=", at.dropout_p, " offsets=", at.q_offset, ':', at.kv_offset);
-  const std::uint64_t bits = base::hash64(description + std::to_string(problem.scale) + std::to_string(at.dropout_p));
+  const std::uint64_t bits =  // of all digits, where the text has six
+      base::hash64(base::join(description, std::bit_cast<std::uint64_t>(problem.scale), ' ', std::bit_cast<std::uint64_t>(at.dropout_p)));
   agreement.add("description (score, mask, scale, dropout)", bits, description);
   agreement.add("shapes and lengths", shapes);
   agreement.add("parameters", text_of(params));

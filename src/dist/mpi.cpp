@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "dist/time_limit.h"
 #include "foveal/dist.h"
 
 namespace foveal::dist {
@@ -41,7 +42,7 @@ struct Library {
   int (*Iprobe)(int, int, Handle, int*, void*);
   int (*Recv)(void*, int, Handle, int, int, Handle, void*);
   int (*Error_string)(int, char*, int*);
-  Handle world, byte, errors_return;
+  Handle world, none, byte, errors_return;
   std::string unavailable;
 };
 
@@ -77,7 +78,8 @@ Library load() {
   function(mpi.Comm_set_errhandler, "MPI_Comm_set_errhandler"), function(mpi.Isend, "MPI_Isend"), function(mpi.Irecv, "MPI_Irecv");
   function(mpi.Iprobe, "MPI_Iprobe"), function(mpi.Recv, "MPI_Recv");
   function(mpi.Test, "MPI_Test"), function(mpi.Error_string, "MPI_Error_string");
-  mpi.world = find("ompi_mpi_comm_world"), mpi.byte = find("ompi_mpi_byte"), mpi.errors_return = find("ompi_mpi_errors_return");
+  mpi.world = find("ompi_mpi_comm_world"), mpi.none = find("ompi_mpi_comm_null"), mpi.byte = find("ompi_mpi_byte"),
+  mpi.errors_return = find("ompi_mpi_errors_return");
   return mpi;
 }
 
@@ -200,14 +202,19 @@ class MpiTransport final : public Transport {
 }  // namespace
 
 std::shared_ptr<Transport> mpi_ranks(int fortran_communicator, double time_limit) {
+  check_time_limit("mpi_ranks", time_limit);
   const Library& mpi = library();
   int initialized = 0;
   mpi.Initialized(&initialized);
   FOVEAL_CHECK(initialized != 0, "mpi_ranks: MPI has not been initialised; expected MPI_Init before, or use mpi_world()");
-  return std::make_shared<MpiTransport>(mpi.Comm_f2c(fortran_communicator), time_limit);
+  const Handle communicator = mpi.Comm_f2c(fortran_communicator);  // anything else with none would end the process
+  FOVEAL_CHECK(communicator != nullptr && communicator != mpi.none, "mpi_ranks: ", fortran_communicator,
+               " is the handle of no communicator; expected what MPI_Comm_c2f() gives");
+  return std::make_shared<MpiTransport>(communicator, time_limit);
 }
 
 std::shared_ptr<Transport> mpi_world(double time_limit) {
+  check_time_limit("mpi_world", time_limit);
   const Library& mpi = library();
   int initialized = 0;
   mpi.Initialized(&initialized);

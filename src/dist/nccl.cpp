@@ -15,6 +15,7 @@
 #include "cuda/cuda_memory.h"
 #include "cuda/jit/driver.h"
 #include "dist/events.h"
+#include "dist/time_limit.h"
 #include "foveal/dist.h"
 
 namespace foveal::dist {
@@ -286,6 +287,9 @@ std::shared_ptr<Transport> nccl_ranks(const std::string& id, int rank, int size,
   FOVEAL_CHECK(size >= 1 && rank >= 0 && rank < size, "nccl_ranks: rank ", rank, " of ", size,
                "; expected a rank below the number of ranks");
   FOVEAL_CHECK(device.kind == DeviceKind::cuda, "nccl_ranks: device: the CPU; expected a GPU");
+  check_time_limit("nccl_ranks", options.time_limit);
+  FOVEAL_CHECK(options.multiprocessors >= 0, "nccl_ranks: multiprocessors: ", options.multiprocessors,
+               "; expected 0 (NCCL's choice) or more");
   std::memcpy(copy.bytes, id.data(), sizeof copy.bytes);
   return std::make_shared<NcclTransport>(copy, rank, size, device, options);
 }

@@ -18,6 +18,7 @@
 #include "dist/events.h"
 #include "dist/mailbox.h"
 #include "dist/peer_memory.h"
+#include "dist/time_limit.h"
 #include "foveal/dist.h"
 
 namespace foveal::dist {
@@ -433,6 +434,7 @@ std::shared_ptr<Transport> peer_ranks(const std::string& id, int rank, int size,
                "; expected a rank below the number of ranks");
   FOVEAL_CHECK(size <= Mailbox::most_ranks, "peer_ranks: size: ", size, " ranks; expected at most ", Mailbox::most_ranks);
   FOVEAL_CHECK(device.kind == DeviceKind::cuda, "peer_ranks: device: the CPU; expected a GPU");
+  check_time_limit("peer_ranks", options.time_limit);
   if (!peer_reachable(id))
     base::fail(ErrorCode::unsupported, "peer_ranks: rank ", rank, " is on another host than rank 0; expected one host, or nccl_ranks()");
   return std::make_shared<PeerTransport>(id.substr(0, id.find(' ')), rank, size, device, options);

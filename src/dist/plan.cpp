@@ -226,7 +226,7 @@ ContextPlan planned(const Workload& w, const PlanRequest& request, Deal deal, co
 }
 
 void check(const Workload& w, const PlanRequest& request) {
-  FOVEAL_CHECK(request.ranks >= 1 && request.ranks <= (1 << 20), "ranks: ", request.ranks, "; expected 1 to 1048576");
+  FOVEAL_CHECK(request.ranks >= 1 && request.ranks <= most_ranks, "ranks: ", request.ranks, "; expected 1 to ", most_ranks);
   FOVEAL_CHECK(request.remote_steps >= 0, "remote_steps: ", request.remote_steps, "; expected 0 (picked) or more");
   const int groups = request.head_groups;
   FOVEAL_CHECK(groups >= 0, "head_groups: ", groups, "; expected 0 (picked) or more");

@@ -38,6 +38,9 @@ enum class Deal : std::uint8_t { automatic, contiguous, zigzag, pieces };
 const char* to_string(Deal deal);
 Deal deal_named(std::string_view name);
 
+/// Each rank may need keys of every other, so that planning takes time by the square of their number.
+constexpr int most_ranks = 4096;
+
 /// A layout of tokens that several plans share.
 struct FixedLayout {
   int ranks = 1, head_groups = 1;

@@ -9,28 +9,24 @@
 
 #include "base/check.h"
 #include "base/random.h"
+#include "dist/plan.h"
+#include "dist/time_limit.h"
 #include "foveal/dist.h"
 
 namespace foveal::dist {
 namespace {
 
 struct Hub {
-  explicit Hub(int size_, ThreadOptions options_)
-      : size(size_),
-        options(options_),
-        boxes(static_cast<std::size_t>(size_) * static_cast<std::size_t>(size_)),
-        random(options_.delay_seed) {}
+  explicit Hub(int size_, ThreadOptions options_) : size(size_), options(options_), random(options_.delay_seed) {}
 
-  std::deque<std::vector<std::byte>>& box(int from, int to) {
-    return boxes[static_cast<std::size_t>(from) * static_cast<std::size_t>(size) + static_cast<std::size_t>(to)];
-  }
+  std::deque<std::vector<std::byte>>& box(int from, int to) { return boxes[{from, to}]; }
 
   const int size;
   const ThreadOptions options;
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::deque<std::vector<std::byte>>> boxes;
-  std::string failure;  ///< of some rank: all others fail with it
+  std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> boxes;  ///< of the pairs that exchange anything
+  std::string failure;                                                      ///< of some rank: all others fail with it
   base::Random random;
 };
 
@@ -113,7 +109,8 @@ class ThreadTransport final : public Transport {
 }  // namespace
 
 std::vector<std::shared_ptr<Transport>> thread_ranks(int ranks, const ThreadOptions& options) {
-  FOVEAL_CHECK(ranks >= 1, "ranks: ", ranks, "; expected 1 or more");
+  FOVEAL_CHECK(ranks >= 1 && ranks <= most_ranks, "thread_ranks: ", ranks, " ranks; expected 1 to ", most_ranks);
+  check_time_limit("thread_ranks", options.time_limit);
   const auto hub = std::make_shared<Hub>(ranks, options);
   std::vector<std::shared_ptr<Transport>> all;
   all.reserve(static_cast<std::size_t>(ranks));

@@ -121,7 +121,7 @@ std::vector<KeyRun> SequenceWork::keys(Range q) const {
 
 Workload make_workload(const problem::Problem& problem, const std::vector<std::pair<std::int64_t, std::int64_t>>& lengths,
                        const std::vector<TensorView>& params, std::int64_t unit) {
-  FOVEAL_CHECK(unit >= 1 && unit <= (1 << 20), "unit: ", unit, "; expected 1 to 1048576 tokens");
+  FOVEAL_CHECK(unit >= 1 && unit <= most_unit, "unit: ", unit, "; expected 1 to ", most_unit, " tokens");
   FOVEAL_CHECK(!problem.paged, "block_table: keys in pages are not shared between ranks; expected contiguous or packed ones");
   Workload w;
   w.batch = problem.varlen ? 1 : problem.batch;

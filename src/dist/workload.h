@@ -10,6 +10,9 @@
 
 namespace foveal::dist {
 
+/// Tokens of a chunk.
+constexpr std::int64_t most_unit = 1 << 20;
+
 /// Costs in tenths of a full tile of one head: the same integers on every machine.
 struct Cost {
   static constexpr std::int64_t full = 10;     ///< a tile that needs no mask

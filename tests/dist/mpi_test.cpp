@@ -38,6 +38,7 @@ TEST_F(Mpi, TwoAndThreeProcessesGiveTheResultsOfOneDevice) {
   EXPECT_EQ(run_under_mpi(3, "MpiRank.DISABLED_Lines"), 0);
 }
 
+TEST_F(Mpi, AHandleOfNoCommunicatorIsRefused) { EXPECT_EQ(run_under_mpi(1, "MpiRank.DISABLED_NoCommunicator"), 0); }
 TEST_F(Mpi, ALateRankIsAnErrorOfTheOthers) { EXPECT_EQ(run_under_mpi(2, "MpiRank.DISABLED_Late"), 0); }
 TEST_F(Mpi, AnErrorOfOneRankReachesTheOthersAtOnce) { EXPECT_EQ(run_under_mpi(3, "MpiRank.DISABLED_FailsInAPass"), 0); }
 TEST_F(Mpi, RanksThatDisagreeAreToldWhereAndGoOn) { EXPECT_EQ(run_under_mpi(2, "MpiRank.DISABLED_Disagree"), 0); }
@@ -92,6 +93,12 @@ std::string error_of(const std::function<void()>& fn) {
     return std::string(to_string(error.code())) + ": " + error.what();
   }
   return "";
+}
+
+TEST(MpiRank, DISABLED_NoCommunicator) {
+  mpi_world();
+  EXPECT_EQ(error_of([] { mpi_ranks(12345); }),
+            "invalid_argument: mpi_ranks: 12345 is the handle of no communicator; expected what MPI_Comm_c2f() gives");
 }
 
 TEST(MpiRank, DISABLED_Late) {

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "check/check.h"
 #include "dist/features.h"
@@ -365,6 +367,69 @@ TEST(Dist, WrongShardsAreRefused) {
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "k: f32[1, 32, 2, 8]; rank 0 of 1 holds f32[1, 64, 2, 8]");
   }
+}
+
+std::string refusal_of(const std::function<void()>& call) {
+  try {
+    call();
+    return "";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+    return error.what();
+  }
+}
+
+/// One rank; `gathering` is called in each of its exchanges.
+struct Alone final : Transport {
+  std::function<void()> gathering;
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  std::uint64_t start(const std::vector<Message>&, const std::vector<Message>&) override { return 0; }
+  void wait(std::uint64_t) override {}
+  void all_gather(const void* mine, std::size_t bytes, void* all) override {
+    std::memcpy(all, mine, bytes);
+    if (gathering) gathering();
+  }
+};
+
+TEST(Dist, WrongCallsOfAContextAreRefused) {
+  const WholeShapes shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = 64, .seqlen_kv = 64, .head_dim = 8, .head_dim_v = 8};
+  std::vector<float> memory(64 * 2 * 8), results(64 * 2 * 8);
+  const TensorView rows(memory.data(), DType::f32, {1, 64, 2, 8}), out(results.data(), DType::f32, {1, 64, 2, 8});
+  const auto transport = std::make_shared<Alone>();
+  ContextAttention attention(transport, {}, shapes);
+  const auto run = [&](ForwardInputs inputs) { attention.forward(inputs, {.out = out}); };
+  const auto with = [&](auto field, auto value) {
+    ForwardInputs inputs{.q = rows, .k = rows, .v = rows};
+    inputs.*field = value;
+    return refusal_of([&] { run(inputs); });
+  };
+  EXPECT_EQ(with(&ForwardInputs::varlen, Varlen{}).rfind("varlen: given", 0), 0U);
+  EXPECT_EQ(with(&ForwardInputs::segments, Segments{}).rfind("segments: given", 0), 0U);
+  EXPECT_EQ(with(&ForwardInputs::part, Part{}).rfind("part: given", 0), 0U);
+
+  std::string second;
+  transport->gathering = [&] {
+    if (second.empty()) second = refusal_of([&] { run({.q = rows, .k = rows, .v = rows}); });
+  };
+  run({.q = rows, .k = rows, .v = rows});
+  EXPECT_EQ(second, "context: a call while another one runs on another thread; expected one at a time");
+
+  ContextAttention other(std::move(attention));
+  EXPECT_EQ(refusal_of([&] { run({.q = rows, .k = rows, .v = rows}); }),  // NOLINT(bugprone-use-after-move)
+            "context: empty, as it was moved to another; expected one that was made");
+  EXPECT_NE(refusal_of([&] { (void)attention.explain(); }), "");
+  EXPECT_EQ(other.q_tokens().size(), 64U);
+}
+
+TEST(Dist, WrongTransportsAndTokensAreRefused) {
+  for (const double limit : {0.0, -1.0, std::nan(""), HUGE_VAL, 1e10})
+    EXPECT_NE(refusal_of([&] { thread_ranks(2, {.time_limit = limit}); }).find("thread_ranks: time_limit: "), std::string::npos) << limit;
+  EXPECT_NE(refusal_of([] { thread_ranks(1 << 30); }), "");
+  EXPECT_EQ(thread_ranks(4096).size(), 4096U);
+  EXPECT_NE(refusal_of([] { (void)tokens_of(100, 1 << 30, 0, "zigzag"); }), "");
+  EXPECT_NE(refusal_of([] { (void)tokens_of(INT64_MAX, 2, 0, "zigzag", 4); }).find("tokens_of: seqlen"), std::string::npos);
+  EXPECT_NE(refusal_of([] { (void)tokens_of(100, 2, 0, "zigzag", INT64_MAX); }).find("tokens_of: seqlen"), std::string::npos);
 }
 
 TEST(Dist, MoreRanksThanChunksIsLegal) {
