@@ -417,6 +417,12 @@ def distributed():
     return "\n\n".join(tables)
 
 
+def why(row):
+    """The first sentence of the reason that a row records. Older rows may hold the advice that torch gives below a CUDA error instead."""
+    advice = "CUDA kernel errors might be asynchronously reported"
+    return "fails with a CUDA error" if row["refused"].startswith(advice) else row["refused"].partition(". ")[0]
+
+
 def models():
     """Time and memory of a training step with each attention; what failed, and why."""
     rows = rows_of("h200-models")
@@ -426,7 +432,7 @@ def models():
              "| model, type, batch, length | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     failed = []
     for case, found in cases.items():
-        failed += [f"{who}, {case.split()[0]}: {row['refused'].partition('. ')[0]}" for who, row in found.items() if "refused" in row]
+        failed += [f"{who}, {case.split()[0]}: {why(row)}" for who, row in found.items() if "refused" in row]
         cells = [f"{found[who]['ms']:.0f} ms, {found[who]['peak_bytes'] / 2**30:.1f} GiB" if "ms" in found.get(who, {}) else "-" for who in columns]
         lines.append(f"| {case} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", *(f"- {words}" for words in failed)]).rstrip("\n")
