@@ -5,6 +5,7 @@
 
 #include "api/backends.h"
 #include "base/check.h"
+#include "base/float_mode.h"
 #include "base/recent.h"
 #include "plan/choose.h"
 #include "plan/signature.h"
@@ -48,6 +49,7 @@ enum class Workspace { callers, pooled };
 template <class Inputs, class Outputs>
 void run(const std::shared_ptr<const planning::PlanState>& shared, const Inputs& inputs, const Outputs& outputs, void* workspace,
          Workspace whose, Stream stream) {
+  const base::FloatScope floats(base::plain_floats);
   const planning::PlanState& state = state_of(shared);
   BorrowedBuffers buffers;
   problem::fill_buffers(state.problem, inputs, outputs, *buffers);
@@ -56,10 +58,17 @@ void run(const std::shared_ptr<const planning::PlanState>& shared, const Inputs&
   state.executable->run(*buffers, workspace, stream);
 }
 
+template <class Inputs, class Outputs>
+Plan new_plan(const Attention& attention, const Inputs& inputs, const Outputs& outputs, const PlanOptions& options) {
+  const base::FloatScope floats(base::plain_floats);
+  return Plan(planning::choose(problem::make_problem(attention, inputs, outputs), options, api::backends()));
+}
+
 /// The plan cached for the signature of the call, else for its problem, else a new one.
 template <class Inputs, class Outputs>
 std::shared_ptr<const planning::PlanState> cached_plan(const Attention& attention, const Inputs& inputs, const Outputs& outputs,
                                                        const PlanOptions& options) {
+  const base::FloatScope floats(base::plain_floats);
   thread_local std::string signature;
   planning::write_signature(attention, problem::call_of(inputs, outputs), options, signature);
   if (auto state = plan_cache().find(signature)) return state;
@@ -111,11 +120,11 @@ void Plan::run(const BackwardInputs& inputs, const BackwardOutputs& outputs, voi
 }
 
 Plan plan(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, const PlanOptions& options) {
-  return Plan(planning::choose(problem::make_problem(attention, inputs, outputs), options, api::backends()));
+  return new_plan(attention, inputs, outputs, options);
 }
 
 Plan plan(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs, const PlanOptions& options) {
-  return Plan(planning::choose(problem::make_problem(attention, inputs, outputs), options, api::backends()));
+  return new_plan(attention, inputs, outputs, options);
 }
 
 void forward(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream,

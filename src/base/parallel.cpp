@@ -14,6 +14,7 @@
 #endif
 
 #include "base/check.h"
+#include "base/float_mode.h"
 
 namespace foveal::base {
 namespace {
@@ -80,9 +81,15 @@ void run_tasks(const Executor& executor, std::int64_t tasks, const Task& fn) {
   std::mutex mutex;
   std::exception_ptr error;
   std::int64_t failed = std::numeric_limits<std::int64_t>::max();
+  std::atomic<std::int64_t> done{0};
   const auto guarded = [&](std::int64_t task, int slot) {
     try {
+      FOVEAL_CHECK(task >= 0 && task < tasks, "options.executor: calls task ", task, " of ", tasks);
+      FOVEAL_CHECK(slot >= 0 && slot < executor.concurrency, "options.executor: calls in slot ", slot,
+                   "; expected one below the concurrency, ", executor.concurrency);
+      const FloatScope floats(plain_floats);
       fn(task, slot);
+      ++done;
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (task < failed) {
@@ -93,6 +100,7 @@ void run_tasks(const Executor& executor, std::int64_t tasks, const Task& fn) {
   };
   executor.run(tasks, std::cref(guarded));  // by reference: no allocation
   if (error) std::rethrow_exception(error);
+  FOVEAL_CHECK(done == tasks, "options.executor: returned after ", done.load(), " of ", tasks, " tasks; expected all, each once");
 }
 
 }  // namespace foveal::base

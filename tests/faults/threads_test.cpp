@@ -96,6 +96,26 @@ TEST(Threads, ExceptionsOfACallersExecutorArrive) {
   }
 }
 
+TEST(Threads, ACallersExecutorThatLeavesOutTasksOrSlotsIsAnError) {
+  const problem::CaseData data(problem::parse_line("forward f32 b2 h2 q80 d8"));
+  const auto error_with = [&](std::int64_t left_out, std::int64_t beyond, int slot) -> std::string {
+    const auto run = [=](std::int64_t tasks, const std::function<void(std::int64_t, int)>& fn) {
+      for (std::int64_t task = 0; task < tasks - left_out + beyond; ++task) fn(task, slot);
+    };
+    try {
+      foveal::forward({}, data.forward_inputs(), data.forward_outputs(), {}, {.executor = std::make_shared<Executor>(Executor{2, run})});
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  EXPECT_EQ(error_with(0, 0, 1), "");
+  EXPECT_NE(error_with(1, 0, 0).find("options.executor: returned after "), std::string::npos);
+  EXPECT_NE(error_with(0, 1, 0).find("options.executor: calls task "), std::string::npos);
+  EXPECT_EQ(error_with(0, 0, 2), "options.executor: calls in slot 2; expected one below the concurrency, 2");
+  EXPECT_NE(error_with(0, 0, -1), "");
+}
+
 /// Passes of C that add to their gradients, by one thread; how many threads the process has then, OpenMP's idle ones among them.
 long threads_after_adding_passes() {
   set_num_threads(4);
