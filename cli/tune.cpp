@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <fstream>
 #include <functional>
 
@@ -163,6 +165,11 @@ std::string report(const problem::Problem& problem, const std::string& device, c
 
 void run(const Options& options) {
   std::vector<problem::Line> lines = gather_lines(options.lines, "tune");
+  std::ofstream out;
+  if (!options.write.empty()) {  // before hours of measurements
+    out.open(options.write, std::ios::app);
+    FOVEAL_CHECK(out, options.write, ": cannot be written: ", std::strerror(errno));
+  }
   std::vector<std::string> found;
   for (problem::Line& line : lines) {
     if (line.device.kind == DeviceKind::cpu) line.device = {DeviceKind::cuda, 0};
@@ -179,7 +186,6 @@ void run(const Options& options) {
       found.push_back(report(problem, facts.name, family, measure(work, family, options.seconds)));
   }
   if (options.write.empty()) return;
-  std::ofstream out(options.write, std::ios::app);
   for (const std::string& line : found) out << line << "\n";
   if (!out.flush()) base::fail(ErrorCode::device, "tune: cannot write ", options.write);
   fmt::print("{}: {} lines added; the library reads them where FOVEAL_TUNED={}\n", options.write, found.size(), options.write);

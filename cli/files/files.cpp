@@ -1,5 +1,7 @@
 #include "files/files.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -44,16 +46,21 @@ class Staged {
     const fs::file_status found = fs::status(path, error);
     const bool other = fs::exists(found) && !fs::is_regular_file(found);
     const std::string real = fs::is_regular_file(found) ? fs::canonical(path).string() : path;
-    const std::string fresh = other ? path : real + ".unfinished";
-    if (!other) files_.emplace_back(fresh, real);
+    const std::string fresh = other ? path : base::join(real, ".", getpid(), ".unfinished");  // another process may write the same
     std::ofstream file(fresh, std::ios::binary);
+    FOVEAL_CHECK(file, path, ": cannot be written: ", std::strerror(errno));
+    if (!other) files_.emplace_back(fresh, real);
     file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     file.close();
-    FOVEAL_CHECK(file, path, ": cannot be written: ", std::strerror(errno));
+    if (!file) base::fail(ErrorCode::device, path, ": cannot be written: ", std::strerror(errno));  // a full disk
   }
 
   void publish() {
-    for (const auto& [fresh, path] : files_) fs::rename(fresh, path);
+    for (const auto& [fresh, path] : files_) {
+      std::error_code error;
+      fs::rename(fresh, path, error);
+      if (error) base::fail(ErrorCode::device, path, ": cannot be written: ", error.message());
+    }
     files_.clear();
   }
 

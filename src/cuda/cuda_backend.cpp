@@ -1,6 +1,8 @@
 #include "cuda/cuda_backend.h"
 
+#include <charconv>
 #include <map>
+#include <string_view>
 
 #include "base/check.h"
 #include "cuda/candidate.h"
@@ -77,9 +79,12 @@ std::optional<std::string> not_shipped(const Candidate& candidate, const problem
 }
 
 int capability_of(const std::string& arch) {
-  const std::string digits = arch.rfind("sm_", 0) == 0 ? arch.substr(3) : "";
-  const int capability = std::atoi(digits.c_str());
-  FOVEAL_CHECK(capability >= 80 && capability < 200, "arch: ", arch, "; expected sm_80 or later, such as sm_86 or sm_90a");
+  int capability = 0;
+  const char *const end = arch.data() + arch.size(), *rest = end;
+  if (arch.starts_with("sm_")) rest = std::from_chars(arch.data() + 3, end, capability).ptr;
+  const std::string_view suffix(rest, static_cast<std::size_t>(end - rest));  // of code for one architecture, or for its family
+  FOVEAL_CHECK(capability >= 80 && capability < 200 && (suffix.empty() || suffix == "a" || suffix == "f"), "arch: ", arch,
+               "; expected sm_80 or later, such as sm_86 or sm_90a");
   return capability;
 }
 

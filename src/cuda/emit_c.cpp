@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include "base/check.h"
 
@@ -45,6 +46,23 @@ void check_identifier(const std::string& name) {
   FOVEAL_CHECK(!name.empty() && !std::isdigit(static_cast<unsigned char>(name[0])) &&
                    std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; }),
                "emit: name \"", name, "\"; expected a C identifier");
+}
+
+/// Of C11 and C++20, without those that are no names of C by their underscore and capital.
+bool is_keyword(const std::string& name) {
+  static constexpr std::string_view keywords[] = {
+      "alignas",   "alignof",  "and",      "and_eq",   "asm",          "auto",      "bitand",       "bitor",         "bool",
+      "break",     "case",     "catch",    "char",     "char16_t",     "char32_t",  "char8_t",      "class",         "co_await",
+      "co_return", "co_yield", "compl",    "concept",  "const",        "consteval", "constexpr",    "constinit",     "const_cast",
+      "continue",  "decltype", "default",  "delete",   "do",           "double",    "dynamic_cast", "else",          "enum",
+      "explicit",  "export",   "extern",   "false",    "float",        "for",       "friend",       "goto",          "if",
+      "inline",    "int",      "long",     "mutable",  "namespace",    "new",       "noexcept",     "not",           "not_eq",
+      "nullptr",   "operator", "or",       "or_eq",    "private",      "protected", "public",       "register",      "reinterpret_cast",
+      "requires",  "restrict", "return",   "short",    "signed",       "sizeof",    "static",       "static_assert", "static_cast",
+      "struct",    "switch",   "template", "this",     "thread_local", "throw",     "true",         "try",           "typedef",
+      "typeid",    "typename", "union",    "unsigned", "using",        "virtual",   "void",         "volatile",      "wchar_t",
+      "while",     "xor",      "xor_eq"};
+  return std::find(std::begin(keywords), std::end(keywords), name) != std::end(keywords);
 }
 
 bool is_table(const Recording::Block& block) { return block.name.empty(); }
@@ -393,10 +411,13 @@ class Emitter {
 EmittedC emit_c(const std::vector<EmittedPass>& passes, const std::string& name) {
   FOVEAL_CHECK(!passes.empty() && !passes[0].recordings.empty(), "emit: no pass is given");
   check_identifier(name);
-  std::set<std::string> names{"load", "unload"};
+  FOVEAL_CHECK(!is_keyword(name), "emit: name \"", name, "\"; expected a C identifier, not a keyword of C or C++");
+  std::set<std::string> names{"load", "unload"}, macros;
   for (const EmittedPass& pass : passes) {
     check_identifier(pass.name);
     FOVEAL_CHECK(names.insert(pass.name).second, "emit: two functions would be ", name, "_", pass.name, "; expected other names of passes");
+    FOVEAL_CHECK(macros.insert(upper(pass.name)).second, "emit: names of passes that differ in case only, as ", pass.name,
+                 " from another; expected names whose macros differ, too");
     FOVEAL_CHECK(pass.recordings.size() == passes[0].recordings.size(), "emit: passes recorded for unequal numbers of devices");
   }
   Emitter emitter(passes, name);

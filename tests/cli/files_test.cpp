@@ -254,11 +254,12 @@ INSTANTIATE_TEST_SUITE_P(Files, RoundTrip, testing::Values("a.npz", "a.safetenso
 TEST(Writing, AnErrorLeavesTheOldFilesAlone) {
   const test::OwnFolder own;
   const fs::path& folder = own.path();
-  fs::create_directories(folder / "b.npy.unfinished");  // a folder where the second file would go
+  const std::string unfinished = "." + std::to_string(getpid()) + ".unfinished";
+  fs::create_directories(folder / ("b.npy" + unfinished));  // a folder where the second file would go
   std::ofstream(folder / "a.npy") << "old";
   EXPECT_THROW(write_tensors({make_tensor("a", DType::f32, {2}), make_tensor("b", DType::f32, {2})}, folder.string()), Error);
   EXPECT_EQ(bytes_of((folder / "a.npy").string()).size(), 3u);
-  EXPECT_FALSE(fs::exists(folder / "a.npy.unfinished"));
+  EXPECT_FALSE(fs::exists(folder / ("a.npy" + unfinished)));
   EXPECT_FALSE(fs::exists(folder / "b.npy"));
 }
 

@@ -226,6 +226,8 @@ TEST_F(EmitC, NamesMustBeIdentifiersAndDiffer) {
   }
   EXPECT_THROW(emit_c({{"load", {recording}}}, "small"), Error);
   EXPECT_THROW(emit_c({{"one", {recording}}, {"one", {recording}}}, "small"), Error);
+  EXPECT_THROW(emit_c({{"one", {recording}}, {"One", {recording}}}, "small"), Error);  // their macros would be the same
+  for (const char* keyword : {"int", "class", "xor"}) EXPECT_THROW(emit_c({{"one", {recording}}}, keyword), Error) << keyword;
   const EmittedC emitted = emit_c({{"forward", {recording}}}, "small");
   EXPECT_NE(emitted.header.find("int small_forward(const struct small* loaded, const struct small_forward_buffers* buffers"),
             std::string::npos);
