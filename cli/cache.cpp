@@ -35,6 +35,11 @@ void list() {
   list_shipped();
 }
 
+void clear() {
+  if (const std::string why = cuda::jit::cache_unusable(); !why.empty()) fmt::print("{} is not used: {}\n", cuda::jit::cache_folder(), why);
+  fmt::print("{} files removed\n", cuda::jit::cache_clear());
+}
+
 struct Warm {
   LineOptions lines;
   std::string arch;
@@ -55,7 +60,7 @@ void add_cache(CLI::App& app) {
   CLI::App* command = app.add_subcommand("cache", "The compiled GPU kernels on disk");
   command->require_subcommand(1);
   command->add_subcommand("list", "What is there")->callback(list);
-  command->add_subcommand("clear", "Remove everything")->callback([] { fmt::print("{} files removed\n", cuda::jit::cache_clear()); });
+  command->add_subcommand("clear", "Remove everything")->callback(clear);
   CLI::App* warming = command->add_subcommand("warm", "Compile the kernels of problem lines; needs no GPU");
   const auto options = std::make_shared<Warm>();
   add_line_options(*warming, options->lines);

@@ -6,6 +6,7 @@
 #include "api/backends.h"
 #include "base/check.h"
 #include "base/float_mode.h"
+#include "base/of_thread.h"
 #include "base/recent.h"
 #include "plan/choose.h"
 #include "plan/signature.h"
@@ -18,7 +19,7 @@ using PlanCache = base::Recent<planning::PlanState>;
 
 /// Plans by problem and options, and by signature.
 PlanCache& plan_cache() {
-  static PlanCache cache(512);
+  static auto& cache = *new PlanCache(512);  // never destroyed: destructors of static objects may make calls
   return cache;
 }
 
@@ -37,10 +38,10 @@ class BorrowedBuffers {
   problem::Buffers& operator*() { return buffers_; }
 
  private:
-  static problem::Buffers& home() {
-    thread_local problem::Buffers buffers;
-    return buffers;
-  }
+  struct Home {
+    problem::Buffers buffers;
+  };
+  static problem::Buffers& home() { return base::of_thread<Home>().buffers; }
   problem::Buffers buffers_;
 };
 
@@ -69,7 +70,10 @@ template <class Inputs, class Outputs>
 std::shared_ptr<const planning::PlanState> cached_plan(const Attention& attention, const Inputs& inputs, const Outputs& outputs,
                                                        const PlanOptions& options) {
   const base::FloatScope floats(base::plain_floats);
-  thread_local std::string signature;
+  struct Key {
+    std::string text;
+  };
+  std::string& signature = base::of_thread<Key>().text;
   planning::write_signature(attention, problem::call_of(inputs, outputs), options, signature);
   if (auto state = plan_cache().find(signature)) return state;
   problem::Problem problem = problem::make_problem(attention, inputs, outputs);

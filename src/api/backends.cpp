@@ -9,13 +9,13 @@ namespace foveal {
 namespace api {
 
 const planning::Backends& backends() {
-  static const planning::Backends all = [] {
+  static const auto& all = *new planning::Backends([] {  // never destroyed: destructors of static objects may make calls
     planning::Backends list;
     list.push_back(cpu::make_cpu_backend());
     list.push_back(cuda::make_cuda_backend());
     list.push_back(reference::make_reference_backend());
     return list;
-  }();
+  }());
   return all;
 }
 

@@ -19,8 +19,6 @@ static_assert(FOVEAL_MAX_RANK == TensorView::max_rank);
 FOVEAL_ROLES(FOVEAL_HAS)
 #undef FOVEAL_HAS
 
-thread_local LastError last_error;
-
 DType dtype_of(Named at, int32_t dtype) {
   FOVEAL_CHECK(dtype != 0, at.what, at.name, ": dtype is not set; expected FOVEAL_F32 or another");
   FOVEAL_CHECK(dtype > 0 && dtype <= FOVEAL_F64, at.what, at.name, ": dtype ", dtype, "; expected 1 to ", static_cast<int>(FOVEAL_F64));
@@ -54,7 +52,7 @@ TensorView view_of(Named at, const foveal_tensor* tensor) {
 // Declarations and expressions are cached by their text: equal texts share an expression, and what was compiled for it.
 
 static Param param_of(const char* declaration) {
-  static base::Recent<Param> cache(256);
+  static auto& cache = *new base::Recent<Param>(256);  // never destroyed: destructors of static objects may make calls
   return *cache.find_or_make(declaration, [&] { return parse_param(declaration); });
 }
 
@@ -63,7 +61,7 @@ static Expr expression_of(const char* text, const std::vector<Param>& params) {
     std::vector<Param> params;  // kept alive: the key holds their addresses
     Expr expression;
   };
-  static base::Recent<Parsed> cache(256);
+  static auto& cache = *new base::Recent<Parsed>(256);
   std::string key = text;
   key += '\0';
   for (const Param& param : params) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -12,29 +13,31 @@
 #include "api/gradient_sum.h"
 #include "base/check.h"
 #include "base/named.h"
+#include "base/of_thread.h"
 #include "foveal/foveal.h"
 #include "foveal/foveal_c.h"
 #include "problem/call.h"
 
 namespace foveal::c {
 
-struct LastError {
-  std::string text;
-  const char* shown = "";
+/// The message of this thread's last failed call.
+inline thread_local const char* last_error = "";
 
-  /// The message names a field of C++ that has another name in C by the latter.
-  void set(const char* message) noexcept {
-    try {
-      constexpr std::string_view in_cxx = "rng.state", in_c = "dropout_state";
-      text = message;
-      for (auto at = text.find(in_cxx); at != std::string::npos; at = text.find(in_cxx, at)) text.replace(at, in_cxx.size(), in_c);
-      shown = text.c_str();
-    } catch (...) {  // out of memory
-      shown = "out of memory";
-    }
+/// A field of C++ that has another name in C is named by the latter.
+inline void set_last_error(const char* message) noexcept {
+  struct LastError {
+    std::string text;
+  };
+  try {
+    constexpr std::string_view in_cxx = "rng.state", in_c = "dropout_state";
+    std::string& text = base::of_thread<LastError>().text;
+    text = message;
+    for (auto at = text.find(in_cxx); at != std::string::npos; at = text.find(in_cxx, at)) text.replace(at, in_cxx.size(), in_c);
+    last_error = text.c_str();
+  } catch (...) {  // out of memory
+    last_error = "out of memory";
   }
-};
-extern thread_local LastError last_error;
+}
 
 /// Runs fn; an exception becomes its code and this thread's last error.
 template <class Fn>
@@ -43,12 +46,12 @@ int guarded(Fn&& fn) noexcept {
     fn();
     return FOVEAL_OK;
   } catch (const Error& error) {
-    last_error.set(error.what());
+    set_last_error(error.what());
     return static_cast<int>(error.code());
   } catch (const std::exception& error) {
-    last_error.set(error.what());
+    set_last_error(error.what());
   } catch (...) {
-    last_error.set("an exception of another language or library");
+    set_last_error("an exception of another language or library");
   }
   return FOVEAL_INTERNAL;
 }

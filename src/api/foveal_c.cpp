@@ -10,7 +10,7 @@ using namespace foveal::c;
 namespace {
 
 const std::vector<TargetInfo>& all_targets() {
-  static const std::vector<TargetInfo> all = targets();
+  static const auto& all = *new std::vector<TargetInfo>(targets());  // never destroyed: its strings live as long as the process
   return all;
 }
 
@@ -161,7 +161,7 @@ int foveal_set_num_threads(int32_t threads) {
 
 int32_t foveal_num_threads(void) { return num_threads(); }
 
-const char* foveal_last_error(void) { return last_error.shown; }
+const char* foveal_last_error(void) { return last_error; }
 
 const char* foveal_version(void) { return FOVEAL_VERSION; }
 

@@ -84,7 +84,7 @@ Target make_target(const char* name, const std::string& missing, const char* has
 }  // namespace
 
 const std::vector<Target>& all_targets() {
-  static const std::vector<Target> targets = [] {
+  static const auto& targets = *new std::vector<Target>([] {  // never destroyed: destructors of static objects may make calls
     std::vector<Target> list;
 #if defined(__x86_64__)
     list.push_back(
@@ -103,7 +103,7 @@ const std::vector<Target>& all_targets() {
 #endif
     list.push_back(make_target("scalar", {}, "any processor", &targets::scalar_f32, &targets::scalar_f64));
     return list;
-  }();
+  }());
   return targets;
 }
 

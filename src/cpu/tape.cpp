@@ -105,7 +105,7 @@ struct Tape::Prepared {
       std::shared_ptr<const scoring::ScoreProgram> score;  // kept alive: the key holds its address
       Programs programs;
     };
-    static base::Recent<Compiled> latest(256);
+    static auto& latest = *new base::Recent<Compiled>(256);  // never destroyed: destructors of static objects may make calls
     std::string key;
     const auto add = [&key](const auto& value) { key.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
     add(reinterpret_cast<std::uintptr_t>(score.get())), add(scale), add(f64);

@@ -10,6 +10,7 @@
 #include "base/divide.h"
 #include "base/dtype.h"
 #include "base/float16.h"
+#include "base/of_thread.h"
 #include "base/parallel.h"
 
 namespace foveal::planning {
@@ -172,8 +173,10 @@ class GatherPages final : public Executable {
 OwnBuffers::OwnBuffers(const Buffers& given) : buffers_(std::exchange(home(), {})) { buffers_ = given; }
 OwnBuffers::~OwnBuffers() { home() = std::move(buffers_); }
 Buffers& OwnBuffers::home() {
-  thread_local Buffers buffers;
-  return buffers;
+  struct Home {
+    Buffers buffers;
+  };
+  return base::of_thread<Home>().buffers;
 }
 
 Problem with_gathered_keys(const Problem& paged, DType gradients, std::int64_t rows_multiple) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <list>
 
+#include "base/of_thread.h"
+
 namespace foveal::planning {
 namespace {
 
@@ -52,8 +54,7 @@ class Pool {
 
 void* pooled_workspace(DeviceMemory& memory, Device device, Stream stream, std::size_t bytes) {
   if (bytes == 0) return nullptr;
-  thread_local Pool pool;
-  return pool.take(memory, device, stream, bytes);
+  return base::of_thread<Pool>().take(memory, device, stream, bytes);
 }
 
 }  // namespace foveal::planning

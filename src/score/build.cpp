@@ -154,13 +154,16 @@ Expr Param::read(std::vector<Expr> index) const {
 }
 
 namespace symbols {
-const Expr score = symbol(Op::score, Type::real);
-const Expr batch = symbol(Op::batch, Type::integer);
-const Expr head = symbol(Op::head, Type::integer);
-const Expr q_idx = symbol(Op::q_idx, Type::integer);
-const Expr kv_idx = symbol(Op::kv_idx, Type::integer);
-const Expr seqlen_q = symbol(Op::seqlen_q, Type::integer);
-const Expr seqlen_kv = symbol(Op::seqlen_kv, Type::integer);
+// Before static objects of programs, which may be masks and scores: in a static library the order would be the linker's.
+#define FOVEAL_EARLY __attribute__((init_priority(200)))
+FOVEAL_EARLY const Expr score = symbol(Op::score, Type::real);
+FOVEAL_EARLY const Expr batch = symbol(Op::batch, Type::integer);
+FOVEAL_EARLY const Expr head = symbol(Op::head, Type::integer);
+FOVEAL_EARLY const Expr q_idx = symbol(Op::q_idx, Type::integer);
+FOVEAL_EARLY const Expr kv_idx = symbol(Op::kv_idx, Type::integer);
+FOVEAL_EARLY const Expr seqlen_q = symbol(Op::seqlen_q, Type::integer);
+FOVEAL_EARLY const Expr seqlen_kv = symbol(Op::seqlen_kv, Type::integer);
+#undef FOVEAL_EARLY
 }  // namespace symbols
 
 Expr operator+(const Expr& a, const Expr& b) { return numeric(Op::add, {a, b}); }

@@ -166,7 +166,7 @@ std::string identity(const Request& request) {
 ScoreProgram compile(const Request& request) { return Compiler(request)(); }
 
 std::shared_ptr<const ScoreProgram> compile_once(const Request& request) {
-  static base::Recent<Compiled> latest(256);
+  static auto& latest = *new base::Recent<Compiled>(256);  // never destroyed: destructors of static objects may make calls
   const auto found = latest.find_or_make(identity(request), [&] { return Compiled{request, compile(request)}; });
   return {found, &found->program};
 }

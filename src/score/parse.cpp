@@ -44,7 +44,7 @@ struct Function {
   }
 };
 
-const Function functions[] = {
+constexpr Function functions[] = {
     {"floor_div", floor_div},
     {"where", where},
     {"min", min},
@@ -76,7 +76,8 @@ const Function functions[] = {
 };
 
 const std::map<std::string_view, Expr>& words() {
-  static const std::map<std::string_view, Expr> table = {
+  static const auto& table = *new std::map<std::string_view, Expr>{
+      // never destroyed: destructors of static objects may parse
       {"score", symbols::score},
       {"batch", symbols::batch},
       {"head", symbols::head},
