@@ -1,18 +1,23 @@
 #pragma once
 // Objects of a thread.
-#include <utility>
+#include <cstddef>
+#include <new>
 
 namespace foveal::base {
 
 /// The calling thread's T. Destructors of static objects run after the thread's objects are gone; for them it is made anew, and stays.
 template <class T>
 T& of_thread() {
+  alignas(T) thread_local std::byte place[sizeof(T)];
   thread_local T* own = nullptr;
   struct Owner {
-    ~Owner() { delete std::exchange(own, nullptr); }
+    ~Owner() {
+      own->~T();
+      own = nullptr;
+    }
   };
   if (own == nullptr) {
-    own = new T();
+    own = new (place) T();
     thread_local const Owner owner;
     static_cast<void>(owner);
   }
