@@ -17,6 +17,8 @@ std::vector<std::string> read_suite(const std::string& path) {
   FOVEAL_CHECK(file, path, ": cannot be opened");
   std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) lines.push_back(line);
+  constexpr std::string_view mark = "\xEF\xBB\xBF";  // with which some editors begin files of UTF-8
+  if (!lines.empty() && lines.front().starts_with(mark)) lines.front().erase(0, mark.size());
   FOVEAL_CHECK(file.eof() && !file.bad(), path, ": cannot be read");
   return lines;
 }

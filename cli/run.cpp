@@ -123,6 +123,12 @@ void check_backward_only(const Options& options, Inputs& inputs, const std::vect
 
 void run(const Options& options) {
   check_output_path(options.output);
+  for (const std::string& input : options.inputs) {
+    std::error_code ignored;
+    const std::string path = std::filesystem::exists(input, ignored) ? input : input.substr(input.find('=') + 1);
+    FOVEAL_CHECK(!std::filesystem::equivalent(path, options.output, ignored), "--output: ", options.output,
+                 " is an input; expected another file, as this one would lose its tensors");
+  }
   Inputs inputs(options.inputs);
   for (const char* name : {"q", "k", "v"}) inputs.at(name);
 

@@ -1,13 +1,13 @@
 #include "cuda/emit_c.h"
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cstring>
 #include <map>
 #include <set>
 #include <string_view>
 
+#include "base/ascii.h"
 #include "base/check.h"
 
 namespace foveal::cuda {
@@ -38,14 +38,13 @@ std::string list(const Values& values) {
 }
 
 std::string upper(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (char& c : text) c = base::to_upper(c);
   return text;
 }
 
 void check_identifier(const std::string& name) {
-  FOVEAL_CHECK(!name.empty() && !std::isdigit(static_cast<unsigned char>(name[0])) &&
-                   std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; }),
-               "emit: name \"", name, "\"; expected a C identifier");
+  FOVEAL_CHECK(!name.empty() && !base::is_digit(name[0]) && std::all_of(name.begin(), name.end(), base::is_name_part), "emit: name \"",
+               name, "\"; expected a C identifier");
 }
 
 /// Of C11 and C++20, without those that are no names of C by their underscore and capital.
@@ -278,7 +277,7 @@ class Emitter {
     for (std::size_t d = 0; d < devices_; ++d) {
       const std::string& arch = at_device(d).arch;  // "sm_90a"
       const int capability = std::stoi(arch.substr(3));
-      const bool exact = !std::isdigit(static_cast<unsigned char>(arch.back()));
+      const bool exact = !base::is_digit(arch.back());
       text += base::join("  {", capability / 10, ", ", capability % 10, ", ", exact ? 1 : 0, ", ", least_multiprocessors(d), "},\n");
     }
     text +=

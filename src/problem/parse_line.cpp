@@ -1,11 +1,11 @@
 // Parses problem lines.
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <optional>
 #include <set>
 #include <span>
 
+#include "base/ascii.h"
 #include "base/check.h"
 #include "base/divide.h"
 #include "base/dtype.h"
@@ -195,7 +195,7 @@ void parse_dropout(const Token& token, Line& line) {
 /// The name of a backend or target.
 std::string plain_name(const Token& token) {
   for (const char c : token.value)
-    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_') fail_at(token, "a name has letters, digits and _");
+    if (!base::is_name_part(c)) fail_at(token, "a name has letters, digits and _");
   return std::string(token.value);
 }
 

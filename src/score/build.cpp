@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/ascii.h"
 #include "base/check.h"
 #include "base/enum_name.h"
 #include "foveal/score.h"
@@ -53,7 +54,7 @@ NodePtr constant(Op op, Type type, double real, std::int64_t integer) {
 /// "operator +" or "exp"
 std::string title(Op op) {
   const std::string_view text = scoring::row(op).text;
-  const bool is_function = std::isalpha(static_cast<unsigned char>(text.front())) != 0;
+  const bool is_function = base::is_letter(text.front());
   return (is_function ? "" : "operator ") + std::string(text);
 }
 

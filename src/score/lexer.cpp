@@ -1,8 +1,8 @@
 #include "score/lexer.h"
 
 #include <algorithm>
-#include <cctype>
 
+#include "base/ascii.h"
 #include "base/check.h"
 
 namespace foveal::scoring {
@@ -13,7 +13,7 @@ constexpr std::size_t max_length = 1u << 20;  // bytes
 std::string printable(std::string_view text) {
   std::string result(text);
   for (char& c : result)
-    if (std::iscntrl(static_cast<unsigned char>(c))) c = ' ';
+    if (base::is_control(c)) c = ' ';
   return result;
 }
 
@@ -58,25 +58,26 @@ void Lexer::fail(std::size_t position, const std::string& message) const {
 }
 
 void Lexer::advance() {
-  while (std::isspace(peek(next_))) ++next_;
+  while (base::is_space(peek(next_))) ++next_;
   const std::size_t begin = next_;
   token_ = {Token::end, {}, begin};
   if (begin == text_.size()) return;
-  if (std::isalpha(peek(begin)) || peek(begin) == '_') {
-    while (std::isalnum(peek(next_)) || peek(next_) == '_') ++next_;
+  if (base::is_name_part(peek(begin)) && !base::is_digit(peek(begin))) {
+    while (base::is_name_part(peek(next_))) ++next_;
     token_.kind = Token::name;
-  } else if (std::isdigit(peek(begin)) || (peek(begin) == '.' && std::isdigit(peek(begin + 1)))) {
+  } else if (base::is_digit(peek(begin)) || (peek(begin) == '.' && base::is_digit(peek(begin + 1)))) {
     token_.kind = number();
   } else {
     static constexpr std::string_view signs[] = {"**", "//", "<<", ">>", "<=", ">=", "==", "!="};
     next_ += std::find(std::begin(signs), std::end(signs), text_.substr(begin, 2)) != std::end(signs) ? 2 : 1;
+    while (base::continues_utf8(peek(next_))) ++next_;  // messages show whole characters
     token_.kind = Token::sign;
   }
   token_.text = text_.substr(begin, next_ - begin);
 }
 
 void Lexer::skip_digits() {
-  while (std::isdigit(peek(next_))) ++next_;
+  while (base::is_digit(peek(next_))) ++next_;
 }
 
 Token::Kind Lexer::number() {
@@ -90,7 +91,7 @@ Token::Kind Lexer::number() {
   if (peek(next_) != 'e' && peek(next_) != 'E') return kind;
   const std::size_t before = next_++;
   if (peek(next_) == '+' || peek(next_) == '-') ++next_;
-  if (std::isdigit(peek(next_))) {
+  if (base::is_digit(peek(next_))) {
     skip_digits();
     return Token::real;
   }

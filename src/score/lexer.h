@@ -30,7 +30,7 @@ class Lexer {
   [[noreturn]] void fail(std::size_t position, const std::string& message) const;
 
  private:
-  unsigned char peek(std::size_t at) const { return at < text_.size() ? static_cast<unsigned char>(text_[at]) : 0; }
+  char peek(std::size_t at) const { return at < text_.size() ? text_[at] : '\0'; }
   void advance();
   void skip_digits();
   Token::Kind number();

@@ -415,6 +415,22 @@ TEST_F(Command, RunLeavesNothingBehindOnErrors) {
   }
 }
 
+TEST_F(Command, RunDoesNotReplaceItsInputs) {
+  write_tensors(inputs(), path("in.npz"));
+  fs::create_symlink(path("in.npz"), path("link.npz"));
+  for (const char* output : {"in.npz", "link.npz"}) {
+    const Ran ran = run("run " + path("in.npz") + " -o " + path(output));
+    EXPECT_EQ(ran.code, 2) << ran.err;
+    EXPECT_NE(ran.err.find("is an input"), std::string::npos) << ran.err;
+  }
+  EXPECT_EQ(read_tensors(path("in.npz")).size(), inputs().size());
+}
+
+TEST_F(Command, SuitesMayBeginWithAByteOrderMark) {
+  std::ofstream(path("suite")) << "\xEF\xBB\xBF# lines\r\nforward q8\r\n";
+  EXPECT_EQ(run("check --suite " + path("suite")).code, 0);
+}
+
 TEST_F(Command, RunSaysWhatItDoesNotUse) {
   const std::vector<Tensor> tensors = {make_tensor("q", DType::f32, {1, 4, 2, 8}), make_tensor("k", DType::f32, {1, 4, 2, 8}),
                                        make_tensor("v", DType::f32, {1, 4, 2, 8}), make_tensor("b", DType::f32, {4})};

@@ -1,6 +1,10 @@
 // The text form: what it means, that printing and parsing agree, and that every error points at its place.
 #include <gtest/gtest.h>
 
+#include <cctype>
+#include <clocale>
+#include <cstdlib>
+
 #include "foveal/error.h"
 #include "foveal/masks.h"
 #include "foveal/score.h"
@@ -162,6 +166,34 @@ TEST(ParseParam, ReadsWhatItPrints) {
   EXPECT_EQ(rel.type(), Type::real);
   EXPECT_TRUE(parse_param("c: boolean[]").shape().empty());
   EXPECT_EQ(parse_param("ids: integer[128]").type(), Type::integer);
+}
+
+TEST(Parse, CharactersBeyondAsciiAreShownWholeAndAreNoLetters) {
+  const auto message = [](std::string_view text) -> std::string {
+    try {
+      parse(text);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_NE(message("score + \u20AC").find("found \"\u20AC\""), std::string::npos) << message("score + \u20AC");
+  // In a locale of one byte for each character, such letters are letters to <cctype>.
+  const std::string folder = testing::TempDir() + "foveal-locale";
+  if (std::system(("mkdir -p " + folder + " && localedef -i de_DE -f ISO-8859-1 " + folder + "/de 2>/dev/null").c_str()) != 0)
+    GTEST_SKIP() << "no localedef";
+  setenv("LOCPATH", folder.c_str(), 1);
+  const char* set = std::setlocale(LC_ALL, "de");
+  const std::string unit = message("\xE4 + score"), number = message("score * 0.5 + 1e-3");
+  const bool takes = std::isalpha(0xE4) != 0;
+  EXPECT_THROW(Param("gr\xF6\xDF"
+                     "e",
+                     {2}),
+               Error);
+  std::setlocale(LC_ALL, "C");
+  if (set == nullptr || !takes) GTEST_SKIP() << "no such locale";
+  EXPECT_NE(unit.find("expected a value"), std::string::npos) << unit;
+  EXPECT_EQ(number, "accepted");
 }
 
 TEST(ParseParam, SaysWhatIsWrong) {
