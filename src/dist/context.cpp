@@ -6,11 +6,13 @@
 #include <exception>
 #include <limits>
 
+#include "api/backends.h"
 #include "base/check.h"
 #include "dist/agreement.h"
 #include "dist/context_checks.h"
 #include "dist/deal.h"
 #include "dist/device_pass.h"
+#include "plan/choose.h"
 #include "problem/call.h"
 
 namespace foveal::dist {
@@ -219,6 +221,7 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
   c.transport = std::move(transport);
   Agreement agreement;
   try {
+    planning::check_options(options.plan, api::backends());
     c.attention = attention, c.shapes = shapes, c.options = options;
     c.request = {.ranks = c.transport->size(),
                  .deal = deal_named(options.deal),

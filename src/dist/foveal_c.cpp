@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "dist/agreement.h"
+#include "dist/plan.h"
 #include "foveal/dist.h"
 #include "problem/problem.h"
 
@@ -162,8 +163,8 @@ int foveal_ranks_mpi_world(double time_limit, foveal_ranks** ranks) {
 int foveal_ranks_of(const foveal_network* network, foveal_ranks** ranks) {
   return make_ranks(ranks, [&] {
     const foveal_network own = adopted(network, "network");
-    FOVEAL_CHECK(own.size >= 1 && own.rank >= 0 && own.rank < own.size, "network: rank ", own.rank, " of ", own.size,
-                 "; expected a rank below a size of 1 or more");
+    FOVEAL_CHECK(own.size >= 1 && own.size <= dist::most_ranks && own.rank >= 0 && own.rank < own.size, "network: rank ", own.rank, " of ",
+                 own.size, "; expected a rank below a size of 1 to ", dist::most_ranks);
     FOVEAL_CHECK(own.size == 1 || (own.start != nullptr && own.wait != nullptr), "network: start or wait is null; expected functions");
     return std::make_shared<Network>(own);
   });
@@ -181,6 +182,7 @@ int foveal_context_create(const foveal_ranks* ranks, const foveal_attention* att
     FOVEAL_CHECK(ranks != nullptr, "ranks: null; expected those of foveal_ranks_mpi() or another");
     telling_of_refusals(*ranks->transport, [&](bool& begun) {
       const foveal_call own = adopted(whole, "call");
+      enumerator("call: pass", own.pass, Pass::backward);
       const std::vector<Param> params = params_of(own);
       std::vector<ParamBinding> bound;
       for (std::size_t i = 0; i < params.size(); ++i)

@@ -29,27 +29,6 @@ std::vector<std::string> excluded(const PlanOptions& options) {
   return names;
 }
 
-void check_options(const PlanOptions& options, const Backends& backends) {
-  FOVEAL_CHECK(options.threads >= 0 && options.threads <= base::max_threads, "options.threads: ", options.threads, "; expected 0 (all) to ",
-               base::max_threads);
-  FOVEAL_CHECK(!options.executor || (options.executor->concurrency >= 1 && options.executor->run),
-               "options.executor: expected a concurrency of at least 1 and a function");
-  for (const std::string& name : excluded(options))
-    FOVEAL_CHECK(has_name(backends, name), "options.exclude: there is no '", name, "'; expected some of ", names(backends),
-                 " with commas between");
-  FOVEAL_CHECK(options.backend.empty() || has_name(backends, options.backend), "options.backend: there is no '", options.backend,
-               "'; expected one of ", names(backends));
-  if (options.target.empty()) return;
-  std::string targets;
-  for (const auto& backend : backends)
-    for (const TargetInfo& info : backend->targets()) {
-      if (!options.backend.empty() && backend->name() != options.backend) continue;
-      if (info.target == options.target) return;
-      targets += (targets.empty() ? "" : ", ") + info.target;
-    }
-  base::fail(ErrorCode::invalid_argument, "options.target: there is no '", options.target, "'; expected one of ", targets);
-}
-
 /// Why this backend is not a candidate; empty if it is.
 std::string not_a_candidate(const Backend& backend, const problem::Problem& problem, const PlanOptions& options) {
   if (!options.backend.empty() && options.backend != backend.name()) return "another backend was asked for by name";
@@ -70,6 +49,27 @@ std::string listed(const std::vector<Refusal>& refusals) {
 }
 
 }  // namespace
+
+void check_options(const PlanOptions& options, const Backends& backends) {
+  FOVEAL_CHECK(options.threads >= 0 && options.threads <= base::max_threads, "options.threads: ", options.threads, "; expected 0 (all) to ",
+               base::max_threads);
+  FOVEAL_CHECK(!options.executor || (options.executor->concurrency >= 1 && options.executor->run),
+               "options.executor: expected a concurrency of at least 1 and a function");
+  for (const std::string& name : excluded(options))
+    FOVEAL_CHECK(has_name(backends, name), "options.exclude: there is no '", name, "'; expected some of ", names(backends),
+                 " with commas between");
+  FOVEAL_CHECK(options.backend.empty() || has_name(backends, options.backend), "options.backend: there is no '", options.backend,
+               "'; expected one of ", names(backends));
+  if (options.target.empty()) return;
+  std::string targets;
+  for (const auto& backend : backends)
+    for (const TargetInfo& info : backend->targets()) {
+      if (!options.backend.empty() && backend->name() != options.backend) continue;
+      if (info.target == options.target) return;
+      targets += (targets.empty() ? "" : ", ") + info.target;
+    }
+  base::fail(ErrorCode::invalid_argument, "options.target: there is no '", options.target, "'; expected one of ", targets);
+}
 
 std::shared_ptr<const PlanState> choose(problem::Problem problem, const PlanOptions& options, const Backends& backends) {
   choices.fetch_add(1, std::memory_order_relaxed);

@@ -20,6 +20,9 @@ struct PlanState {
 
 using Backends = std::vector<std::unique_ptr<const Backend>>;
 
+/// Throws invalid_argument for options that name an unknown backend or target, or have an impossible number of threads or executor.
+void check_options(const PlanOptions& options, const Backends& backends);
+
 /// Throws invalid_argument for options that name an unknown backend or target, unsupported (listing all refusals) if every backend
 /// declines.
 std::shared_ptr<const PlanState> choose(problem::Problem problem, const PlanOptions& options, const Backends& backends);

@@ -247,6 +247,40 @@ static void state_and_parameters_are_checked(const foveal_ranks* ranks) {
   free(words);
 }
 
+static int never(void* user, const foveal_message* sends, size_t send_count, const foveal_message* receives, size_t receive_count,
+                 uint64_t* ticket) {
+  (void)user, (void)sends, (void)send_count, (void)receives, (void)receive_count, (void)ticket;
+  return 1;
+}
+
+static int never_waits(void* user, uint64_t ticket) {
+  (void)user, (void)ticket;
+  return 1;
+}
+
+/* What only a run would need is looked at when a context is made. */
+static void what_a_context_is_made_of_is_checked(const foveal_ranks* ranks) {
+  foveal_tensor wq = tensor(q, seqlen), wk = tensor(k, seqlen), wv = tensor(v, seqlen);
+  foveal_attention attention = FOVEAL_INIT(foveal_attention);
+  foveal_call whole = FOVEAL_INIT(foveal_call);
+  whole.q = &wq, whole.k = &wk, whole.v = &wv;
+  foveal_options compute = FOVEAL_INIT(foveal_options);
+  foveal_context_options options = FOVEAL_INIT(foveal_context_options);
+  options.compute = &compute;
+  foveal_context* context = NULL;
+  compute.threads = -3;
+  REFUSED(foveal_context_create(ranks, &attention, &whole, &options, &context), "options.threads: -3; expected 0 (all)");
+  compute.threads = 0, compute.target = "nothing";
+  REFUSED(foveal_context_create(ranks, &attention, &whole, &options, &context), "options.target: there is no 'nothing'");
+  whole.pass = 4, compute.target = NULL;
+  REFUSED(foveal_context_create(ranks, &attention, &whole, &options, &context), "call: pass: 4; expected 0 to 1");
+
+  foveal_network network = FOVEAL_INIT(foveal_network);
+  foveal_ranks* many = NULL;
+  network.size = INT32_MAX, network.start = never, network.wait = never_waits;
+  REFUSED(foveal_ranks_of(&network, &many), "network: rank 0 of 2147483647; expected a rank below a size of 1 to 4096");
+}
+
 int main(void) {
   for (int i = 0; i < seqlen * row; ++i) q[i] = sinf(1.3f * (float)i), k[i] = cosf(0.7f * (float)i), v[i] = sinf(0.2f * (float)i);
   foveal_attention attention = FOVEAL_INIT(foveal_attention);
@@ -272,6 +306,7 @@ int main(void) {
   CHECK(foveal_ranks_of(&alone, &ranks) == FOVEAL_OK);
   lengths_are_checked(ranks);
   state_and_parameters_are_checked(ranks);
+  what_a_context_is_made_of_is_checked(ranks);
   foveal_ranks_destroy(ranks);
 
   static hub shared = {.mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
