@@ -26,7 +26,6 @@ struct Options {
   std::vector<int> multiprocessors;
   std::string folder, launcher;
   bool cubin = false;
-  const CLI::Option* asked_for_launcher = nullptr;
 };
 
 void write(const std::filesystem::path& path, const std::string& text) {
@@ -86,7 +85,6 @@ std::vector<cuda::Recording> record(const problem::Line& line, const Options& op
 void run(Options options) {
   const std::vector<problem::Line> lines = gather_lines(options.lines, "emit");
   const std::vector<std::string> names = names_of(lines, options.names);
-  FOVEAL_CHECK(!options.launcher.empty() || options.asked_for_launcher->count() == 0, "emit: --launcher ''; expected a C identifier");
   const auto newest_first = [](const std::string& a, const std::string& b) { return std::stoi(a.substr(3)) > std::stoi(b.substr(3)); };
   for (const std::string& arch : options.archs) cuda::multiprocessors_of(arch);  // throws for an unknown one
   std::sort(options.archs.begin(), options.archs.end(), newest_first);
@@ -120,7 +118,7 @@ void add_emit(CLI::App& app) {
   CLI::Option* launcher = command->add_option(
       "--launcher", options->launcher,
       "NAME.h and NAME.c too: machine code and its launches as C for a program without foveal and NVRTC (needs NVRTC now)");
-  options->asked_for_launcher = launcher;
+  launcher->check(not_empty());
   command
       ->add_option("--names", options->names,
                    "The launcher's function of each line, NAME_forward, NAME_backward, NAME_forward_2, ... by default")

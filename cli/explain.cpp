@@ -1,8 +1,9 @@
 // foveal explain: what a plan would do, and why.
 #include <fmt/core.h>
 
-#include <cinttypes>
-#include <cstdio>
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "api/backends.h"
@@ -35,8 +36,12 @@ struct Options {
 /// "128x64": tiles of 128 queries and 64 keys, not assigned to tasks.
 TileSchedule tile_named(const std::string& text) {
   std::int32_t q = 0, kv = 0;
-  int end = 0;
-  const bool read = std::sscanf(text.c_str(), "%" SCNd32 "x%" SCNd32 "%n", &q, &kv, &end) == 2 && end == static_cast<int>(text.size());
+  const char *const end = text.data() + text.size(), *const x = std::find(text.data(), end, 'x');
+  const auto is_number = [](const char* from, const char* to, std::int32_t& value) {
+    const auto [rest, error] = std::from_chars(from, to, value);
+    return error == std::errc{} && rest == to;
+  };
+  const bool read = is_number(text.data(), x, q) && x != end && is_number(x + 1, end, kv);
   FOVEAL_CHECK(read, "explain: --tile '", text, "'; expected queries and keys of a tile: 128x64");
   TileSchedule tiles;
   tiles.block_q = q, tiles.block_kv = kv;
@@ -140,7 +145,7 @@ void add_explain(CLI::App& app) {
   command->add_option("--unit", options->unit, "with --ranks: tokens of a tile side")->needs(ranks);
   command->add_flag("--draw", options->draw, "the mask as the plan's tiles, one character each, and which task takes them")
       ->excludes(ranks);
-  command->add_option("--png", options->png, "the same as a picture, to this file")->excludes(ranks);
+  command->add_option("--png", options->png, "the same as a picture, to this file")->excludes(ranks)->check(not_empty());
   for (CLI::Option* option : {
            command->add_option("--tile", options->tile, "with --draw and --png: queries x keys of a tile, instead of the plan's"),
            command->add_option("--batch", options->batch, "with --draw and --png: which batch"),

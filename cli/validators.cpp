@@ -25,6 +25,11 @@ CLI::Validator whole_number(std::uint64_t low, std::uint64_t high) {
   return {check, ""};
 }
 
+CLI::Validator not_empty() {
+  const auto check = [](std::string& text) { return text.empty() ? std::string("''; expected a name") : std::string(); };
+  return {check, ""};
+}
+
 CLI::Validator not_negative() {
   const auto check = [](std::string& text) {
     double value = 0;

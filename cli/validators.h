@@ -7,6 +7,8 @@ namespace foveal::cli {
 
 /// A whole number from `low` to `high`, in digits.
 CLI::Validator whole_number(std::uint64_t low = 0, std::uint64_t high = UINT64_MAX);
+/// Some text: an empty one would count as an option that was not given.
+CLI::Validator not_empty();
 /// A finite number of at least 0.
 CLI::Validator not_negative();
 

@@ -106,6 +106,14 @@ TEST_F(Command, APictureOfMoreTilesThanCanBeSeenIsRefused) {
   EXPECT_NE(ran.err.find("5000 x 5000 tiles; expected at most 16777216: try a larger --tile"), std::string::npos) << ran.err;
 }
 
+TEST_F(Command, TilesAreTwoNumbers) {
+  for (const char* tile : {"99999999999x4", "4x99999999999", "4", "x", "4x", "4x4x4", "0x4", "-1x4", "4 x4", "+4x4"}) {
+    const Ran ran = run(std::string("explain --draw 'forward q8' --tile='") + tile + "'");
+    EXPECT_EQ(ran.code, 2) << tile << ran.out;
+    EXPECT_NE(ran.err.find("--tile"), std::string::npos) << tile;
+  }
+}
+
 TEST_F(Command, ExplainNeedsNoMemoryForTheData) {
   const Ran ran = run("explain 'both f64 h64 q1048576 d128 mask=\"window(8)\"'");  // 64 GiB for each tensor
   EXPECT_EQ(ran.code, 0) << ran.err;
@@ -156,6 +164,11 @@ TEST_F(Command, OptionsThatWouldBeDroppedAreRefused) {
                                 "explain --ranks 100000 'forward q8'",
                                 "explain --ranks 2 --draw 'forward q8'",
                                 "explain --tile 8x8 'forward q8'",
+                                "explain --png '' 'forward q8'",
+                                "check --json '' 'forward q8'",
+                                "bench --json '' 'forward q8'",
+                                "check --suite '' 'forward q8'",
+                                "tune --write '' 'forward q8'",
                                 "explain --batch 5 'forward q8'",
                                 "explain --head 1 'forward q8'",
                                 "emit --arch sm_80 --out e --names f 'forward q8'",
