@@ -55,6 +55,7 @@ def explain(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
         _check_tensors(name, given)
         _check_lengths(name, given)
         _check_arrays(name, given)
+        _check_plain_beside_plain(name, given)
         # A door within said it already, under another name.
         message = str(error)
         for prefix in (getattr(error, "door", name), name.rpartition(".")[2], "attention"):
@@ -160,6 +161,26 @@ def _check_lengths(name: str, given: Mapping[str, Any]) -> None:
             continue
         if not arrays.is_array(array):
             raise TypeError(f"{name}: cu_seqlens: for {which}: found {type(array).__name__}; {expected}")
+
+
+def _check_plain_beside_plain(name: str, given: Mapping[str, Any]) -> None:
+    """Lengths, tables and states of another class than q's, whose tensors may hold no memory of their own: a DTensor."""
+    q = given.get("q", given.get("query"))
+    if ".torch." not in name or not arrays.is_array(q) or _has_own_dispatch(q):
+        return
+    pair = zip(("cu_seqlens: for q", "cu_seqlens: for kv"), given.get("cu_seqlens") or ())
+    for what, tensor in (*pair, *((what, given.get(what)) for what in ("cu_seq_q", "cu_seq_k", "seqused_k", "block_table", "seqlens_kv", "rng_state"))):
+        if arrays.is_array(tensor) and _has_own_dispatch(tensor):
+            kind = type(tensor).__name__
+            raise TypeError(f"{name}: {what}: found a {kind} beside plain tensors; expected a plain one{': full_tensor()' if kind == 'DTensor' else ''}")
+
+
+def _has_own_dispatch(tensor: Any) -> bool:
+    if arrays.framework(tensor) != "torch":
+        return False
+    import torch
+
+    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def _check_arrays(name: str, given: Mapping[str, Any]) -> None:

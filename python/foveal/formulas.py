@@ -286,6 +286,11 @@ def mean(items: Sequence[Any]) -> Any:
     return _core.to_real(total(items)) / float(len(items))
 
 
+def variance(items: Sequence[Any], correction: float) -> Any:
+    middle = mean(items)
+    return total([square(x - middle) for x in items]) / float(max(0.0, len(items) - correction))
+
+
 def product(items: Sequence[Any], step: Step = _as_it_is) -> Any:
     return functools.reduce(lambda a, b: step(a * b), (x if is_real(x) else _core.to_integer(x) for x in items))
 

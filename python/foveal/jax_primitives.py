@@ -78,9 +78,11 @@ class _Reader:
         name, params = equation.primitive.name, equation.params
         if not any(map(_depends, values)):
             return _computed(equation, values)
-        given, values = values, [self.constants(value) for value in values]
+        if name == "select_n" and (known := _known_case(values)) is not None:
+            return [known]
         if name in _CALLS:
             return self.closed(params[_CALLS[name]], values)
+        given, values = values, [self.constants(value) for value in values]
         if name.startswith("custom_vjp_call"):
             raise OwnRule("a jax.custom_vjp inside a score or mask; its backward would be ignored: write its forward in place")
         if name == "custom_jvp_call":
@@ -205,6 +207,15 @@ def _computed(equation: Any, values: list[Any]) -> Sequence[Any]:
         with jax.ensure_compile_time_eval():
             found = jax.tree.map(np.asarray, equation.primitive.bind(*values, **params))
     return found if equation.primitive.multiple_results else [found]
+
+
+def _known_case(values: Sequence[Any]) -> Any:
+    """Of a select_n whose case the program itself decides: jnp.var is NaN where there are too few elements. None: symbols decide, or each element has a
+    case of its own."""
+    which, *cases = values
+    if not isinstance(which, np.ndarray) or which.size == 0 or (which != which.flat[0]).any():
+        return None
+    return cases[int(which.flat[0])]
 
 
 def _select(call: Call, params: dict[str, Any]) -> Any:

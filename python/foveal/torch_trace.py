@@ -194,6 +194,69 @@ def _norm(call: Call) -> Any:
     return over_dims(call, lambda items: formulas.norm(items, p, at_zero=True), arguments["input"], dim)
 
 
+_VARIANCE = [
+    signature_of(lambda input, unbiased: None),
+    signature_of(lambda input, dim=None, unbiased=True, keepdim=False: None),
+    signature_of(lambda input, dim=None, *, correction=1, keepdim=False: None),
+]
+
+
+def _variance(of_variance: Callable[[Any], Any]) -> Meaning:
+    """torch.var and std."""
+
+    def meaning(call: Call) -> Any:
+        flag = len(call.args) == 2 and isinstance(call.args[1], bool) or "unbiased" in call.kwargs and len(call.args) + len(call.kwargs) == 2
+        arguments = call.bind(_VARIANCE[0 if flag else 2 if "correction" in call.kwargs else 1])
+        correction = arguments["correction"] if "correction" in arguments else int(arguments["unbiased"])
+        correction = 1 if correction is None else correction
+
+        def of_items(items: Sequence[Any]) -> Any:
+            if len(items) <= correction:
+                raise NotImplementedError(f"{len(items)} elements with a correction of {correction}, of which it is NaN; expected more")
+            return of_variance(formulas.variance(items, correction))
+
+        return over_dims(call, of_items, arguments["input"], arguments.get("dim"))
+
+    return meaning
+
+
+@signature_of
+def _ISIN(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> None: ...  # noqa: N802
+
+
+def _isin(call: Call) -> Any:
+    elements, among, _, invert = call.bind(_ISIN).values()
+    if isinstance(among, (Symbol, Capture, torch.Tensor)):
+        among = call.symbol(among)
+        among = [Symbol(call.tracer, [item], (), among._dtype) for item in among._items]
+    else:
+        among = [among]
+    equal = [binary(operator.eq)(replace(call, name="eq", args=(elements, one), kwargs={})) for one in among]
+    found = [formulas.any_of(items) for items in zip(*[x._items for x in equal])] or [_core.constant(False)] * math.prod(call.result.shape)
+    return call.made([~item for item in found] if invert else found, call.result)
+
+
+@signature_of
+def _BUCKETIZE(input: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> None: ...  # noqa: N802
+
+
+@signature_of
+def _SEARCHSORTED(  # noqa: N802
+    sorted_sequence: Any, input: Any, *, out_int32: bool = False, right: bool = False, side: Any = None, sorter: Any = None
+) -> None: ...
+
+
+def _bucket(call: Call) -> Any:
+    """torch.bucketize and searchsorted: how many of the boundaries lie before a value; of NaN all."""
+    arguments = call.bind(_BUCKETIZE if call.name == "bucketize" else _SEARCHSORTED)
+    x, boundaries = call.symbol(arguments["input"]), call.symbol(arguments["boundaries" if call.name == "bucketize" else "sorted_sequence"])
+    if len(boundaries._shape) != 1 or x._dtype != boundaries._dtype or arguments.get("sorter") is not None:
+        raise call.refuse(f"boundaries of {boundaries._dtype} and shape {list(boundaries._shape)} for values of {x._dtype}; expected a vector of their dtype, without a sorter")
+    right = arguments["right"] or arguments.get("side") == "right"
+    before: Callable[[Any, Any], Any] = (lambda bound, item: ~(item < bound)) if right else (lambda bound, item: ~(item <= bound))
+    return call.made([formulas.total([_core.constant(0), *[_core.to_integer(before(bound, item)) for bound in boundaries._items]]) for item in x._items], call.result)
+
+
 def _largest_or_smallest(pairwise: Callable[[Any, Any], Any], of_many: Callable[[Sequence[Any]], Any]) -> Meaning:
     """torch.max and min: of one tensor, or of two."""
     two, one = binary(pairwise), _reduction(of_many)
@@ -575,6 +638,8 @@ _TABLE: dict[str, Meaning] = {
     "count_nonzero": _reduction(lambda items: formulas.total([_core.to_boolean(x) for x in items])),
     "softmax": _along(formulas.softmax),
     "log_softmax": _along(formulas.log_softmax),
+    "var": _variance(lambda x: x),
+    "std": _variance(lambda x: _core.where(x == 0.0, 0.0, _core.sqrt(x))),  # whose derivative at 0 is 0
     "norm": _norm,
     "vector_norm": _norm,
     "dot": matmul,
@@ -583,6 +648,10 @@ _TABLE: dict[str, Meaning] = {
     "mv": matmul,
     "mm": matmul,
     "linear": _linear,
+    # places in vectors
+    "isin": _isin,
+    "bucketize": _bucket,
+    "searchsorted": _bucket,
     # reads
     "embedding": _embedding,
     "index_select": _index_select,

@@ -67,6 +67,12 @@ def refusals(mesh):
     is_refused(ValueError, "value: placed as", lambda: sdpa(q, q, distribute_tensor(V, mesh, everywhere)))
     is_refused(NotImplementedError, "dropout_p: dropout of distributed tensors", lambda: sdpa(q, q, q, dropout_p=0.5))
     is_refused(TypeError, "attn_mask: found a torch.Tensor that requires a gradient", lambda: sdpa(q, q, q, attn_mask=BIAS.clone().requires_grad_()))
+    packed, cu = Q.flatten(0, 1), torch.tensor([0, 10, 16])
+    of_ranks = distribute_tensor(cu, mesh, everywhere)
+    told = "found a DTensor beside plain tensors; expected a plain one: full_tensor()"
+    is_refused(TypeError, f"attention: cu_seqlens: for q: {told}", lambda: ft.attention(packed, packed, packed, cu_seqlens=(of_ranks, cu), max_seqlens=(10, 10)))
+    is_refused(TypeError, f"varlen_attn: cu_seq_k: {told}", lambda: ft.varlen_attn(packed, packed, packed, cu, of_ranks, 10, 10))
+    is_refused(TypeError, f"attention: rng_state: {told}", lambda: ft.attention(Q, Q, Q, dropout_p=0.5, rng_state=of_ranks[:2]))
     odd = distribute_tensor(Q[:, :3].contiguous(), mesh, [Shard(1), *everywhere[1:]])
     is_refused(ValueError, "query: 3 of dim 1 over 2 ranks; expected a multiple of them", lambda: sdpa(odd, odd, odd))
 

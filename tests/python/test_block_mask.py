@@ -8,6 +8,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block
 
 import foveal
 import foveal.torch
+from foveal.torch import block_masks
 from foveal.torch.block_masks import as_mask
 from places import seeded
 
@@ -267,3 +268,15 @@ def test_a_mask_mod_whose_globals_change_is_compared_again(monkeypatch):
         keep = full | (listed[0, 0] & (distance < reach))
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep)
         torch.testing.assert_close(foveal.torch.flex_attention(q, k, v, block_mask=block_mask), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_mod_that_asks_for_its_device_is_compared_as_on_that_device():
+    """It was taken for a CPU's, whose mask may say the same as the lists where a GPU's does not."""
+    tracer = foveal.torch_trace.TorchTracer
+    block_mask = create_block_mask(causal, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
+    table = block_masks._block_classes(block_mask)
+    for kind in ("cpu", "cuda"):
+        for asked in ("cpu", "cuda"):
+            mask_mod = lambda b, h, q, kv: q >= kv if q.device.type == asked else q >= 0 * kv  # noqa: E731, B023
+            said = block_masks._says_the_same(mask_mod, table, block_mask, 1, 1, tracer.like(torch.device(kind), torch.float32)())
+            assert said == (kind == asked)

@@ -77,6 +77,7 @@ SCORES = {
     "lists of indices": (lambda x: lambda s, b, h, i, j: s + x[jnp.array([0, 1])][h, j] + x[np.array([2, 0]), :][h, j], B),
     "what JAX computes of an array": (lambda x: lambda s, b, h, i, j: s + (2 * x)[i, j] + jax.nn.softmax(x)[i, j] + jnp.cumsum(x, 0)[j, i], B),
     "another shape": (lambda x: lambda s, b, h, i, j: s + x.reshape(-1)[i * LEN + j] + x.ravel()[j] + jnp.stack([x, -x])[h, i, j], B),
+    "variances, NaN of too few": (lambda x: lambda s, b, h, i, j: s + jnp.var(x[i] - x[j]) + jnp.std(x[:, j], ddof=1) + jnp.stack([x[i], x[j]]).var(0).sum(), B),
     "products of rows": (lambda x: lambda s, b, h, i, j: s + jnp.vdot(x[i], x[j]) + jnp.einsum("d,d->", x[i], x[j]) + x.T[i] @ x[j], B),
     "a method of an object": (lambda x: Biased(x).score, B),
     "an object that is called": (Biased, B),

@@ -27,6 +27,13 @@ def agree(found, wanted, rtol=1e-6):
     np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=rtol, atol=1e-6)
 
 
+def test_a_score_of_infinity():
+    """docs/numerics.md: out is NaN, as softmax is, and so is lse, in this row alone."""
+    q = k = v = np.ones((1, 3, 1, 4), np.float32)
+    out, lse = foveal.attention(q, k, v, "where((q_idx == 1) & (kv_idx == 0), inf, score)", return_lse=True)
+    assert np.isnan(lse[0, 0]).tolist() == np.isnan(out[0, :, 0, 0]).tolist() == [False, True, False]
+
+
 class TestTorch:
     torch = pytest.importorskip("torch")
 

@@ -378,6 +378,7 @@ def eager_like(score_mod):
     return over(per_head, 0, 0, None, None, None)
 
 
+EDGES = torch.tensor([1, 2, 5])
 PARTIAL = {
     "rest": lambda h, i, j: W[h, i].sum() + W[h][i][j],
     "rest_in_front": lambda h, i, j: W[:, i, j].mean(),
@@ -395,6 +396,14 @@ PARTIAL = {
     "norm": lambda h, i, j: (W[h, i] - W[h, j]).norm(),
     "norm_2d": lambda h, i, j: torch.norm(W[h]) * j,
     "max": lambda h, i, j: W[h, i].max() - W[h, j].min(),
+    "var": lambda h, i, j: (W[h, i] - W[h, j]).var() + W[h].var(dim=(0, 1), correction=3) + torch.var(W[h, i], False) + W[h].var(1, unbiased=False)[2],
+    "std": lambda h, i, j: (W[h, i] + 0.1 * W[h, j]).std() + torch.std(W[:, i], -1, keepdim=True).sum() + W[:, j].std(correction=0),
+    "std_of_equals": lambda h, i, j: (0.0 * W[h, i]).std() + W[h, j, 0],
+    "isin": lambda h, i, j: torch.isin(j, torch.tensor([[1, 2], [3, 1]])) * W[h, i, j] + torch.isin(N[i], j, invert=True).sum() + torch.isin(3, torch.stack([i, j])),
+    "isin_nothing": lambda h, i, j: torch.isin(j, N[:0, 0]) + W[h, i, j],
+    "bucketize": lambda h, i, j: W[h, torch.bucketize(i, EDGES), torch.bucketize(j - 1, EDGES, right=True, out_int32=True)] + torch.bucketize(X[i, j], KNOTS),
+    "bucketize_nan": lambda h, i, j: torch.bucketize(torch.log(-1 - X[i, j].square()), KNOTS) + torch.bucketize(TIED_X[i, j], KNOTS, right=True) + W[h, i, j],
+    "searchsorted": lambda h, i, j: W[h, i, torch.searchsorted(EDGES, j)] + torch.searchsorted(EDGES, torch.stack([i, j]), side="right").sum(),
     "any": lambda h, i, j: (W[h, i] > 2.5).any() * 1.0 + (W[h, j] > -2.9).all() * 1.0,
     "reshape": lambda h, i, j: W[h].reshape(-1)[:5].sum() + W[h].view(-1)[3] + W[h].t()[0].sum(),
     "loop": lambda h, i, j: sum(x * n for n, x in enumerate(W[h, i])),
@@ -463,6 +472,9 @@ REFUSED = {
     "in place": (lambda s, i, j: s.mul_(2), NotImplementedError, "mul_"),
     "in place argument": (lambda s, i, j: F.relu(s, inplace=True), NotImplementedError, "relu.*inplace"),
     "norm": (lambda s, i, j: torch.norm(E[i], p=3), NotImplementedError, "norm.*p=3"),
+    "too few for a variance": (lambda s, i, j: E[i, :1].var(), NotImplementedError, "var.*1 elements with a correction of 1"),
+    "other boundaries": (lambda s, i, j: torch.bucketize(i, KNOTS), NotImplementedError, "bucketize.*boundaries of torch.float64 .*for values of torch.int64"),
+    "a sorter": (lambda s, i, j: torch.searchsorted(EDGES, i, sorter=torch.arange(3)), NotImplementedError, "searchsorted.*without a sorter"),
     "matrix norm": (lambda s, i, j: torch.linalg.norm(T[i], ord=2), NotImplementedError, "norm.*ord=2"),
     "indices of extremes": (lambda s, i, j: E[i].max(0).values, NotImplementedError, "amax"),
     "a real index": (lambda s, i, j: Z[i / 2], TypeError, "index.*real"),

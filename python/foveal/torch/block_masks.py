@@ -44,7 +44,7 @@ def as_mask(block_mask: torch_flex.BlockMask, query: Tensor, seqlen_kv: int) -> 
     state = _state(block_mask, batch, heads)
     if known is not None and len(known[0]) == len(state) and all([a is b or _equal(a, b) for a, b in zip(known[0], state)]):
         return known[1]
-    made = _made(block_mask, mask_mod, batch, heads)
+    made = _made(block_mask, mask_mod, batch, heads, TorchTracer.like(query.device, query.dtype))
     _known[block_mask] = (state, made)
     return made
 
@@ -85,9 +85,9 @@ def _equal(a: Any, b: Any) -> bool:
     return isinstance(a, (int, tuple)) and isinstance(b, (int, tuple)) and a == b
 
 
-def _made(block_mask: torch_flex.BlockMask, mask_mod: Mask | None, batch: int, heads: int) -> Mask | None:
+def _made(block_mask: torch_flex.BlockMask, mask_mod: Mask | None, batch: int, heads: int, tracer: type[TorchTracer]) -> Mask | None:
     table = _block_classes(block_mask)
-    if mask_mod is not None and _says_the_same(mask_mod, table, block_mask, batch, heads):
+    if mask_mod is not None and _says_the_same(mask_mod, table, block_mask, batch, heads, tracer()):
         return mask_mod
     logging.route.debug("flex_attention: the lists of a BlockMask of %s become a table of %s blocks", tuple(block_mask.shape), tuple(table.shape))
     block_q, block_kv = block_mask.BLOCK_SIZE
@@ -128,11 +128,10 @@ def _block_classes(block_mask: torch_flex.BlockMask) -> Tensor:
     return classes
 
 
-def _says_the_same(mask_mod: Mask, table: Tensor, block_mask: torch_flex.BlockMask, batch: int, heads: int) -> bool:
+def _says_the_same(mask_mod: Mask, table: Tensor, block_mask: torch_flex.BlockMask, batch: int, heads: int, tracer: TorchTracer) -> bool:
     """Whether mask_mod keeps nothing of the blocks that are not listed, and all of those listed as full. Not known of one that reads data."""
     if not _is_readable(table):
         return False
-    tracer = TorchTracer()
     description = describe(None, mask_mod, tracer=tracer)
     if tracer.saw_values or description.params or description.mask is None:
         return False
