@@ -24,12 +24,18 @@ class CallTracer(Tracer):
     """A Tracer whose functions see Symbols of a framework."""
 
     singles: list[Expr] = field(default_factory=list)  # that the framework computes in float32
+    doubles: list[Expr] = field(default_factory=list)  # in float64
 
     library: ClassVar[str]  # in messages
+    score_dtype: ClassVar[Any]
 
     def expression(self, fn: Any, kind: str) -> Expr | None:
         found = super().expression(fn, kind)
-        return found if found is None or isinstance(fn, (Expr, str)) else _core.float32_where_deciding(found, self.singles)
+        if found is None or isinstance(fn, (Expr, str)):
+            return found
+        if kind == "score_mod" and self.doubles and is_single(self.score_dtype):
+            found = _core.float64_sums(found, self.doubles)
+        return _core.float32_where_deciding(found, self.singles)
 
     def symbol(self, items: Sequence[Expr], shape: tuple[int, ...], dtype: Any) -> Symbols:
         raise NotImplementedError
@@ -87,6 +93,12 @@ class CallTracer(Tracer):
         narrow = self.narrow(dtype)
         return number if narrow is None else (number + narrow[0]) % narrow[1] - narrow[0]
 
+    def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Any:
+        items = [_core.stop_gradient(item) for item in items] if self.gradient_stopped() else items
+        if _name_of(array.dtype) == "float64":
+            self.doubles += items
+        return self.symbol(items, shape, array.dtype)
+
     def capture(self, array: Any) -> Capture:
         return Capture(self, array)
 
@@ -106,6 +118,8 @@ class CallTracer(Tracer):
             expr = convert(item) if rounded is None else rounded(convert(item))
             if single:
                 self.singles.append(expr)
+            elif kind == Type.real:
+                self.doubles.append(expr)
             return _core.stop_gradient(expr) if stopped and kind == Type.real else expr
 
         return self.symbol([finish(item) for item in items], shape, dtype)

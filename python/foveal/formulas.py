@@ -288,7 +288,8 @@ def mean(items: Sequence[Any]) -> Any:
 
 def variance(items: Sequence[Any], correction: float) -> Any:
     middle = mean(items)
-    return total([square(x - middle) for x in items]) / float(max(0.0, len(items) - correction))
+    squares = total([square(x - middle) for x in items])
+    return squares / (len(items) - correction) if len(items) > correction else _core.sqrt(-1.0 - squares)  # NaN, of which there is no constant
 
 
 def product(items: Sequence[Any], step: Step = _as_it_is) -> Any:

@@ -504,9 +504,6 @@ class JaxTracer(CallTracer):
         found = _core.to_integer(expr)
         return found if limits.bits == 64 else _core.maximum(_core.minimum(found, int(limits.max)), int(limits.min))
 
-    def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Symbol:
-        return Symbol(self, items, shape, array.dtype)
-
     def arguments(self, kind: str) -> tuple[Any, ...]:
         symbols = tuple(self.seen(expr) for expr in super().arguments(kind))
         if kind != "mask":

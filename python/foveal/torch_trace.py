@@ -209,13 +209,9 @@ def _variance(of_variance: Callable[[Any], Any]) -> Meaning:
         arguments = call.bind(_VARIANCE[0 if flag else 2 if "correction" in call.kwargs else 1])
         correction = arguments["correction"] if "correction" in arguments else int(arguments["unbiased"])
         correction = 1 if correction is None else correction
-
-        def of_items(items: Sequence[Any]) -> Any:
-            if len(items) <= correction:
-                raise NotImplementedError(f"{len(items)} elements with a correction of {correction}, of which it is NaN; expected more")
-            return of_variance(formulas.variance(items, correction))
-
-        return over_dims(call, of_items, arguments["input"], arguments.get("dim"))
+        if not arguments["input"].dtype.is_floating_point:
+            raise call.refuse(f"of {arguments['input'].dtype}; expected reals, which torch's own function takes alone")
+        return over_dims(call, lambda items: of_variance(formulas.variance(items, correction)), arguments["input"], arguments.get("dim"))
 
     return meaning
 
@@ -1026,10 +1022,6 @@ class TorchTracer(CallTracer):
         info = torch.iinfo(dtype)
         result: int = (number - info.min) % 2**info.bits + info.min
         return result
-
-    def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Symbol:
-        stopped = self.gradient_stopped()
-        return Symbol(self, [_core.stop_gradient(item) for item in items] if stopped else items, shape, array.dtype)
 
     def index(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dtype == torch.bool:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <unordered_set>
+#include <utility>
 
 #include "rewrite.h"
 #include "score/discrete.h"
@@ -120,6 +121,66 @@ Expr float32_where_deciding(const Expr& expr, const std::vector<Expr>& singles) 
     if (!rounded.contains(&node)) return Expr();
     return node.op == Op::real_const ? Expr(scoring::to_float32(node.real)) : to_float32(copy_of(node, args));
   });
+}
+
+namespace {
+
+bool is_sum(const Node& node) { return node.type == Type::real && (node.op == Op::add || node.op == Op::sub); }
+
+/// Of a sum: which of its terms belongs to `wide`; -1 if none does.
+int wide_term(const Node& sum, const Nodes& wide) {
+  if (wide.contains(sum.args[1].get())) return 1;
+  return sum.op == Op::add && wide.contains(sum.args[0].get()) ? 0 : -1;
+}
+
+Expr rounded(const Expr& expr) { return expr.node()->op == Op::to_float32 ? expr : to_float32(expr); }
+
+Expr unrounded(const Expr& expr) { return expr.node()->op == Op::to_float32 ? Expr(expr.node()->args[0]) : expr; }
+
+}  // namespace
+
+Expr float64_sums(const Expr& expr, const std::vector<Expr>& doubles) {
+  const std::vector<const Node*> order = operands_first(expr);
+  const Nodes inexact = of_score(order), decides = deciding(order);  // what decides is computed in float64 anyway
+  Nodes wide, within;  // reals of float64 that do not depend on the score; what sums of such are made of
+  for (const Expr& value : doubles) wide.insert(value.node().get());
+  for (const Node* node : order) {
+    const auto is_wide = [&](const auto& arg) { return wide.contains(arg.get()); };
+    const bool rounds = node->op == Op::to_float32 || node->op == Op::to_bfloat16 || node->op == Op::to_float16;
+    if (inexact.contains(node) || rounds || node->type != Type::real)
+      wide.erase(node);
+    else if (node->op != Op::read && std::any_of(node->args.begin(), node->args.end(), is_wide))
+      wide.insert(node);
+  }
+  for (auto at = order.rbegin(); at != order.rend(); ++at)
+    if (wide.contains(*at) && (within.contains(*at) || is_sum(**at)))
+      for (const auto& arg : (*at)->args) within.insert(arg.get());
+  const auto is_rounded = [&](const Node& node) {
+    const bool computed = node.op != Op::read && node.op != Op::to_real && !node.args.empty();
+    return wide.contains(&node) && computed && (is_sum(node) || within.contains(&node));
+  };
+  const auto keeps = [&](const Node& node) {  // float64 in its operands
+    const bool sums = wide.contains(&node) && (is_sum(node) || within.contains(&node));
+    return sums || decides.contains(&node) || scoring::is_discrete(node.op, node.type, node.args.front()->type);
+  };
+  const Expr result = rewritten(expr, [&](const Node& node, const std::vector<Expr>& args) -> Expr {
+    if (node.args.empty() || keeps(node)) return Expr();
+    std::vector<Expr> operands;
+    bool same = true;
+    for (std::size_t i = 0; i < args.size(); ++i) {
+      operands.push_back(is_rounded(*node.args[i]) ? rounded(args[i]) : args[i]);
+      same = same && operands[i].node() == args[i].node();
+    }
+    // (score + a) - b is score + (a - b): a and b may be large.
+    const int second = inexact.contains(&node) && is_sum(node) ? wide_term(node, wide) : -1;
+    if (second == 0) std::swap(operands[0], operands[1]);
+    if (second < 0 || !is_sum(*node.args[1 - second]) || wide_term(*node.args[1 - second], wide) < 0)
+      return same && second != 0 ? Expr() : copy_of(node, operands);
+    const Node& before = *args[1 - second].node();
+    const Expr a = unrounded(Expr(before.args[1])), b = unrounded(args[second]), from = before.op == Op::sub ? -a : a;
+    return Expr(before.args[0]) + rounded(node.op == Op::sub ? from - b : from + b);
+  });
+  return expr.present() && is_rounded(*expr.node()) ? rounded(result) : result;
 }
 
 }  // namespace foveal::python

@@ -38,17 +38,26 @@ inline Expr copy_of(const scoring::Node& node, const std::vector<Expr>& args) {
   return Expr(std::move(copy));
 }
 
-/// The expression with nodes replaced by replacement(node, new operands), unless that is absent.
+/// The expression with nodes replaced by replacement(node, new operands), unless that is absent. What has no part in it stays the same node.
 template <class Replacement>
 Expr rewritten(const Expr& expr, Replacement replacement) {
+  if (!expr.present()) return Expr();
   std::unordered_map<const scoring::Node*, Expr> made;
-  for (const scoring::Node* node : operands_first(expr)) {
+  std::unordered_map<const scoring::Node*, Expr> own{{expr.node().get(), expr}};
+  const std::vector<const scoring::Node*> order = operands_first(expr);
+  for (const scoring::Node* node : order)
+    for (const auto& arg : node->args) own.try_emplace(arg.get(), Expr(arg));
+  for (const scoring::Node* node : order) {
     std::vector<Expr> args;
-    for (const auto& arg : node->args) args.push_back(made.at(arg.get()));
+    bool same = true;
+    for (const auto& arg : node->args) {
+      args.push_back(made.at(arg.get()));
+      same = same && args.back().node() == arg;
+    }
     Expr found = replacement(*node, args);
-    made[node] = found.present() ? std::move(found) : copy_of(*node, args);
+    made[node] = found.present() ? std::move(found) : same ? own.at(node) : copy_of(*node, args);
   }
-  return expr.present() ? made.at(expr.node().get()) : Expr();
+  return made.at(expr.node().get());
 }
 
 }  // namespace foveal::python

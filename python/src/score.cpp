@@ -185,6 +185,7 @@ void bind_score(nb::module_& m) {
   m.def("params_of", &params_of, nb::arg("expr"), "The names of the parameters that it reads.");
   m.def("index_symbols", &index_symbols, nb::arg("exprs"), nb::arg("param"));
   m.def("float32_where_deciding", &float32_where_deciding, nb::arg("expr"), nb::arg("singles"));
+  m.def("float64_sums", &float64_sums, nb::arg("expr"), nb::arg("doubles"));
   m.def("of_shard", &of_shard, nb::arg("expr"), nb::arg("origins"), nb::arg("shards"));
   m.def(
       "parse", [](const std::string& text, const std::vector<Param>& params) { return parse(text, params); }, nb::arg("text"),

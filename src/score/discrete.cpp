@@ -5,6 +5,7 @@ namespace foveal::scoring {
 bool is_discrete(Op op, Type result, Type operand) {
   switch (op) {
     case Op::floor:
+    case Op::to_float32:
     case Op::to_bfloat16:
     case Op::to_float16:
       return true;

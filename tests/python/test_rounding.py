@@ -175,3 +175,38 @@ def test_positions_are_compared_as_integers(torch, fn, text):
 
     q = torch.zeros(1, 64, 1, 8)
     assert f'mask="{foveal.parse(text)!r}"' in str(foveal.explain(q, q, q, mask=fn))
+
+
+SUMS = {
+    "differences": lambda s, t, w, h, i, j: s - 0.01 * (t[i] - t[j]).abs() * w[h],
+    "squares": lambda s, t, w, h, i, j: s - w[h] * (0.01 * (t[i] - t[j])) ** 2,
+    "functions": lambda s, t, w, h, i, j: s * (-0.01 * w[h] * (t[i] - t[j]).abs()).exp(),
+    "one after the other": lambda s, t, w, h, i, j: s + t[i] - t[j],
+    "from the left": lambda s, t, w, h, i, j: t[i] * 2.0 + s - t[j] * 2.0 + 3.0,
+    "sums of sums": lambda s, t, w, h, i, j: s + w[h] * ((t[i] - 1.7e9) - (t[j] - 1.7e9)) * 0.01,
+    "that decide, too": lambda s, t, w, h, i, j: s + (t[i] - t[j]) * (t[i] - t[j] > 3.0) * 0.01,
+    "integers": lambda s, t, w, h, i, j: s + 0.01 * ((t * 8).long()[i].double() / 8 - (t * 8).long()[j].double() / 8),
+    "conversions": lambda s, t, w, h, i, j: s + 0.01 * (t[i] - t[j]).float(),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_float64_beside_scores_of_float32(torch, name):
+    """Times in seconds were subtracted in float32, which holds them to 128 seconds."""
+    import foveal.torch
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 16, 2, 8, generator=generator, requires_grad=True) for _ in range(3))
+    t, w = 1.7e9 + 100 * torch.rand(16, generator=generator, dtype=torch.float64), torch.rand(2, generator=generator, requires_grad=True)
+    fn = SUMS[name]
+    out = foveal.torch.attention(q, k, v, lambda s, b, h, i, j: fn(s, t, w, h, i, j))
+    scores = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) * 8**-0.5
+    h, i, j = torch.arange(2)[:, None, None], torch.arange(16)[:, None], torch.arange(16)
+    expected = torch.einsum("bhij,bjhd->bihd", fn(scores, t, w, h, i, j).softmax(-1), v.double())
+    leaves = [q, k, v, w]
+    found = torch.autograd.grad(out.sin().sum(), leaves, allow_unused=True)
+    wanted = torch.autograd.grad(expected.sin().sum(), leaves, allow_unused=True)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
+    for a, b in zip(found, wanted):
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)

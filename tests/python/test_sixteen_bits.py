@@ -93,6 +93,7 @@ COMPOSED = {
     "where": lambda a: torch.where(a[0] > 0.1, a[1], 0.3) * a[2].clamp(-0.3, 0.3),
     "sums": lambda a: a.sum() * a.mean() + a.prod() - a.amax(),
     "norms": lambda a: a.norm() + a.norm(p=1),
+    "variances": lambda a: a.var() + a.std(correction=0),
     "logsumexp": lambda a: a.logsumexp(0),
     "softmax": lambda a: a.softmax(0)[1],
     "dot": lambda a: torch.dot(a, a.flip(0)) + a @ a,

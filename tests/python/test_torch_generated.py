@@ -135,7 +135,7 @@ OF_32_BITS_ON_GPUS = {"hardsigmoid", "hardswish"}  # a sixth in torch's kernels,
 OF_ARRAYS = set(
     "sum mean prod amax amin any all logsumexp count_nonzero norm vector_norm dot inner matmul mv mm where masked_fill zeros_like ones_like new_zeros "
     "new_ones full_like new_full new_tensor to type float double half bfloat16 int long short char bool byte type_as contiguous clone cpu cuda item detach "
-    "threshold softmax log_softmax linear embedding index_select".split()
+    "threshold softmax log_softmax linear embedding index_select var std isin bucketize searchsorted".split()
 )
 MOVED = {name for name, meaning in torch_trace._TABLE.items() if meaning in (torch_trace._layout, torch_trace._layout_as)}
 OPERATORS = {"truediv": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod, "and": operator.and_, "or": operator.or_,
@@ -379,6 +379,9 @@ def test_infinities(name, where, fn):
 # ---- arrays of expressions: reductions, products, what moves elements ----
 
 SHAPED = {
+    "var": lambda x: x.var() + x.var(1, unbiased=False)[0] + torch.var(x, dim=(0, 1), correction=2),
+    "std": lambda x: x.std() + x.std(0)[1] + torch.std(x[0], False),
+    "isin": lambda x: torch.isin(x[0], x[1].clone()).sum() + torch.isin(x[1].clone(), x[0, :2].clone(), invert=True).sum(),
     "sum": lambda e: e.sum(),
     "sum dim": lambda e: torch.sum(e, 0)[1],
     "sum keepdim": lambda e: e.sum(dim=-1, keepdim=True)[1, 0],
@@ -522,8 +525,8 @@ def test_every_name_of_the_table_has_a_case():
     assert set(rest) <= NOT_HERE, sorted(set(rest) - NOT_HERE)
 
 
-# As others under another name, or what a CPU cannot show.
-NOT_HERE = {"long", "short", "float", "double", "byte", "char", "int", "item", "cpu", "cuda", "contiguous", "clone", "getitem", "new_full", "swapdims", "vector_norm"}
+# As others under another name, in test_torch_functions, or what a CPU cannot show.
+NOT_HERE = {"bucketize", "searchsorted", "long", "short", "float", "double", "byte", "char", "int", "item", "cpu", "cuda", "contiguous", "clone", "getitem", "new_full", "swapdims", "vector_norm"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
