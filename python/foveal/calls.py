@@ -27,13 +27,12 @@ class CallTracer(Tracer):
     doubles: list[Expr] = field(default_factory=list)  # in float64
 
     library: ClassVar[str]  # in messages
-    score_dtype: ClassVar[Any]
 
     def expression(self, fn: Any, kind: str) -> Expr | None:
         found = super().expression(fn, kind)
         if found is None or isinstance(fn, (Expr, str)):
             return found
-        if kind == "score_mod" and self.doubles and is_single(self.score_dtype):
+        if kind == "score_mod" and self.doubles and is_single(self.dtype_of_scores()):
             found = _core.float64_sums(found, self.doubles)
         return _core.float32_where_deciding(found, self.singles)
 
@@ -42,6 +41,9 @@ class CallTracer(Tracer):
 
     def dtype_of(self, expr: Expr) -> Any:
         """Of an expression that has none."""
+        raise NotImplementedError
+
+    def dtype_of_scores(self) -> Any:
         raise NotImplementedError
 
     def type_of(self, dtype: Any) -> Type:

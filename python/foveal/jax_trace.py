@@ -468,6 +468,9 @@ class JaxTracer(CallTracer):
     def dtype_of(self, expr: Expr) -> Any:
         return _DTYPES[expr.type]
 
+    def dtype_of_scores(self) -> Any:
+        return self.score_dtype
+
     def type_of(self, dtype: Any) -> Type:
         if jnp.issubdtype(dtype, jnp.complexfloating):
             raise NotImplementedError(f"an array of dtype {dtype} in a score or mask; expected a real, integer or boolean one")

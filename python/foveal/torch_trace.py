@@ -995,6 +995,9 @@ class TorchTracer(CallTracer):
     def dtype_of(self, expr: Expr) -> torch.dtype:
         return _DTYPES[expr.type]
 
+    def dtype_of_scores(self) -> Any:
+        return self.score_dtype
+
     def type_of(self, dtype: torch.dtype) -> Type:
         if dtype.is_complex:
             raise NotImplementedError(f"a tensor of dtype {dtype} in a score or mask; expected a real, integer or boolean one")

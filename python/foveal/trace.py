@@ -625,7 +625,9 @@ class Tracer:
             arrays.check_ascii(f"{kind}: expression", fn)
             return _core.parse(fn, self.params)
         if not callable(fn):
-            raise TypeError(f"{kind}: found {type(fn).__name__}; expected a function, an expression, text or None")
+            reads = "b, h, i, j: x[b, h, i, j]" if kind == "mask" else "s, b, h, i, j: s + x[b, h, i, j]"
+            hint = f"; an array x is read by one: lambda {reads}" if arrays.is_array(fn) else ""
+            raise TypeError(f"{kind}: found {type(fn).__name__}; expected a function, an expression, text or None{hint}")
         if any(fn is factory for factory in _FACTORIES):
             raise TypeError(f"{kind}: found foveal.{fn.__name__} itself; expected what it makes: foveal.{fn.__name__}{inspect.signature(fn)}".split(" ->")[0])
         arguments = self.arguments(kind)

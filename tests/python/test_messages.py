@@ -202,6 +202,8 @@ WRONG = {
     "a state and a seed": (lambda: attention(q, k, v, dropout_p=0.5, seed=1, rng_state=STATE), "foveal.torch.attention: rng_state: found beside a seed or an offset"),
     "a state and an offset": (lambda: foveal.torch.Attention(dropout_p=0.5)(q, k, v, offset=1, rng_state=STATE), "foveal.torch.Attention: rng_state: found beside a seed or an offset"),
     "a state and a seed, arrays": (lambda: foveal.attention(*ARRAYS, dropout_p=0.5, seed=0, rng_state=STATE.numpy()), "foveal.attention: rng_state: found beside a seed or an offset"),
+    "an array as a mask": (lambda: attention(q, k, v, mask=torch.ones(5, 5) > 0), r"foveal.torch.attention: mask: found Tensor; expected a function, .*: lambda b, h, i, j: x\[b, h, i, j\]"),
+    "an array as a score": (lambda: foveal.attention(*ARRAYS, TABLE), r"foveal.attention: score_mod: found ndarray; expected a function, .*: lambda s, b, h, i, j: s \+ x\["),
     "a number as a name": (lambda: attention(q, k, v, params={1: torch.ones(5)}), "foveal.torch.attention: params: found int 1 as a name; expected text"),
     "words for longest": (lambda: attention(q[0], k[0], v[0], cu_seqlens=(CU, CU), max_seqlens=("a", 5)), r"foveal.torch.attention: max_seqlens: found \('a', 5\); expected a pair"),
     "words for threads": (lambda: attention(q, k, v, options=foveal.Options(threads="a")), "foveal.torch.attention: options.threads: found str 'a'; expected an integer"),
