@@ -127,10 +127,10 @@ namespace {
 
 bool is_sum(const Node& node) { return node.type == Type::real && (node.op == Op::add || node.op == Op::sub); }
 
-/// Of a sum: which of its terms belongs to `wide`; -1 if none does.
-int wide_term(const Node& sum, const Nodes& wide) {
-  if (wide.contains(sum.args[1].get())) return 1;
-  return sum.op == Op::add && wide.contains(sum.args[0].get()) ? 0 : -1;
+/// Of a sum that depends on the score: which of its terms does not; -1 if both do.
+int free_term(const Node& sum, const Nodes& of_score) {
+  if (!of_score.contains(sum.args[1].get())) return 1;
+  return sum.op == Op::add && !of_score.contains(sum.args[0].get()) ? 0 : -1;
 }
 
 Expr rounded(const Expr& expr) { return expr.node()->op == Op::to_float32 ? expr : to_float32(expr); }
@@ -163,6 +163,7 @@ Expr float64_sums(const Expr& expr, const std::vector<Expr>& doubles) {
     const bool sums = wide.contains(&node) && (is_sum(node) || within.contains(&node));
     return sums || decides.contains(&node) || scoring::is_discrete(node.op, node.type, node.args.front()->type);
   };
+  Nodes ends_wide;  // new sums of what depends on the score and, last, what does not, of float64
   const Expr result = rewritten(expr, [&](const Node& node, const std::vector<Expr>& args) -> Expr {
     if (node.args.empty() || keeps(node)) return Expr();
     std::vector<Expr> operands;
@@ -172,13 +173,18 @@ Expr float64_sums(const Expr& expr, const std::vector<Expr>& doubles) {
       same = same && operands[i].node() == args[i].node();
     }
     // (score + a) - b is score + (a - b): a and b may be large.
-    const int second = inexact.contains(&node) && is_sum(node) ? wide_term(node, wide) : -1;
-    if (second == 0) std::swap(operands[0], operands[1]);
-    if (second < 0 || !is_sum(*node.args[1 - second]) || wide_term(*node.args[1 - second], wide) < 0)
-      return same && second != 0 ? Expr() : copy_of(node, operands);
-    const Node& before = *args[1 - second].node();
-    const Expr a = unrounded(Expr(before.args[1])), b = unrounded(args[second]), from = before.op == Op::sub ? -a : a;
-    return Expr(before.args[0]) + rounded(node.op == Op::sub ? from - b : from + b);
+    const int free = inexact.contains(&node) && is_sum(node) ? free_term(node, inexact) : -1;
+    if (free < 0) return same ? Expr() : copy_of(node, operands);
+    if (const Node& before = *args[1 - free].node(); ends_wide.contains(&before)) {
+      const Expr a = unrounded(Expr(before.args[1])), b = args[free], from = before.op == Op::sub ? -a : a;
+      Expr sum = Expr(before.args[0]) + rounded(node.op == Op::sub ? from - b : from + b);
+      ends_wide.insert(sum.node().get());
+      return sum;
+    }
+    if (free == 0) std::swap(operands[0], operands[1]);
+    Expr sum = copy_of(node, operands);
+    if (wide.contains(node.args[free].get())) ends_wide.insert(sum.node().get());
+    return sum;
   });
   return expr.present() && is_rounded(*expr.node()) ? rounded(result) : result;
 }

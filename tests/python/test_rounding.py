@@ -182,6 +182,7 @@ SUMS = {
     "squares": lambda s, t, w, h, i, j: s - w[h] * (0.01 * (t[i] - t[j])) ** 2,
     "functions": lambda s, t, w, h, i, j: s * (-0.01 * w[h] * (t[i] - t[j]).abs()).exp(),
     "one after the other": lambda s, t, w, h, i, j: s + t[i] - t[j],
+    "float32 in between": lambda s, t, w, h, i, j: s - t[j] + w[h] * (i - j) * 0.1 + t[i],
     "from the left": lambda s, t, w, h, i, j: t[i] * 2.0 + s - t[j] * 2.0 + 3.0,
     "sums of sums": lambda s, t, w, h, i, j: s + w[h] * ((t[i] - 1.7e9) - (t[j] - 1.7e9)) * 0.01,
     "that decide, too": lambda s, t, w, h, i, j: s + (t[i] - t[j]) * (t[i] - t[j] > 3.0) * 0.01,
