@@ -402,7 +402,7 @@ def distributed():
     for (gpus, machine, nccl, torch), cases in machines.items():
         commits = collections.Counter(row["commit"] for found in cases.values() for row in found.values())
         first, *others = [f"`{commit}`" for commit, _ in commits.most_common()]
-        also = f" (torch's times{' and scores that are not in its run' if others else ''}: {', '.join(others)})" if others else ""
+        also = f" (torch's times{' and cases that are not in its run' if others else ''}: {', '.join(others)})" if others else ""
         lines = [f"{gpus} x {machine}, bf16, head dim 128, NCCL {nccl}, torch {torch}, commit {first}{also}, ms:", "",
                  "| mask or score | tokens | heads | forward | from rest | efficiency | torch | forward and backward | from rest | efficiency | torch |",
                  "|---|---|---|---|---|---|---|---|---|---|---|"]
