@@ -14,11 +14,12 @@ std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, 
   constexpr int most_each = 1, most_runs = 2;  // registers hold no more
   constexpr int least_run = 16;                // keys that share an element, which a thread then loads once
   const auto forms = scoring::column_forms(program, p.attention.kv_offset);
+  const auto doubles = double_values(p, program);
   std::vector<PairRead> found;
   int each = 0, runs = 0;
   for (ValueId id = 0; id < program.size(); ++id) {
     const Instr& instr = program[id];
-    if (instr.op != Op::read || instr.type == Type::boolean) continue;
+    if (instr.op != Op::read || instr.type == Type::boolean || doubles[id]) continue;
     if (instr.type == Type::integer && size_of(dtype_of(p, instr)) > 4) continue;  // values are kept as words of 32 bits
     if (std::find(tiled.begin(), tiled.end(), id) != tiled.end()) continue;
     int rows = 0, columns = 0;

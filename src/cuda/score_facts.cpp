@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/score_writer.h"
+#include "score/discrete.h"
 #include "score/op_table.h"
 
 namespace foveal::cuda {
@@ -156,6 +157,21 @@ base::IdVector<char> affine_values(const Problem& p) {
   base::IdVector<char> affine;
   for (ValueId id = 0; id < program.size(); ++id) affine.add(writer.is_affine(id));
   return affine;
+}
+
+base::IdVector<char> double_values(const Problem& p, const Program& program) {
+  base::IdVector<char> doubles(program.size(), false);
+  if (p.dtype == DType::f64) return doubles;
+  const base::IdVector<char> decides = scoring::deciding_reals(program, false);
+  for (ValueId id = 0; id < program.size(); ++id) {
+    const Instr& instr = program[id];
+    if (instr.type != Type::real || !decides[id] || scoring::rounds_to(instr.op)) continue;
+    if (instr.op == Op::read)
+      doubles[id] = p.param(instr.param).tensor.dtype == DType::f64;
+    else
+      doubles[id] = std::any_of(instr.arg.begin(), instr.arg.end(), [&](ValueId arg) { return arg >= 0 && doubles[arg]; });
+  }
+  return doubles;
 }
 
 bool is_long(const Problem& p) {

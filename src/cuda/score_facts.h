@@ -68,6 +68,9 @@ bool mask_depends_on_head(const problem::Problem& problem);
 /// Which values of the pass's program are affine in q and kv, with a uniform factor and uniform terms? These take two instructions where they
 /// are used, less than loading a line value costs.
 base::IdVector<char> affine_values(const problem::Problem& problem);
+/// Which values kernels of other types compute in double: reals that decide something discrete (score/discrete.h) and come from float64 tensors.
+/// They are computed for each pair, not hoisted, as what is hoisted is kept in words of 32 bits.
+base::IdVector<char> double_values(const problem::Problem& problem, const scoring::Program& program);
 /// Is the score too long to be inlined for each pair of a thread? Then it is a function call: slower, but ptxas finishes in seconds. Kernels with
 /// wgmma cannot make calls.
 bool is_long(const problem::Problem& problem);

@@ -21,7 +21,12 @@ class Search {
  public:
   /// skipped: values that are not hoisted, as they are cheaper where they are used.
   Search(const problem::Problem& problem, const Program& program, Varies along_walk, base::IdVector<char> skipped)
-      : problem_(problem), program_(program), along_walk_(along_walk), skipped_(std::move(skipped)), seen_(program.size(), false) {}
+      : problem_(problem),
+        program_(program),
+        along_walk_(along_walk),
+        skipped_(std::move(skipped)),
+        doubles_(double_values(problem, program)),
+        seen_(program.size(), false) {}
 
   void visit(ValueId id) {
     if (seen_[id]) return;
@@ -39,6 +44,7 @@ class Search {
   std::vector<ValueId>* kind_of(ValueId id) {
     const Varies over = scoring::varies(program_, id);
     const Type type = program_[id].type;
+    if (doubles_[id]) return nullptr;
     if (over == along_walk_ && (type == Type::real || (type == Type::integer && is_read(program_[id])))) return &found.walk;
     return over == Varies::diagonal && type == Type::real ? &found.diagonal : nullptr;
   }
@@ -51,7 +57,7 @@ class Search {
   const problem::Problem& problem_;
   const Program& program_;
   const Varies along_walk_;
-  const base::IdVector<char> skipped_;
+  const base::IdVector<char> skipped_, doubles_;
   base::IdVector<char> seen_;
 };
 

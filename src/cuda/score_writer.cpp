@@ -57,6 +57,7 @@ Writer::Writer(const Problem& problem, const Program& program, const Given& give
       linear_(scoring::linear_forms(program)),
       forms_(scoring::column_forms(program, problem.attention.kv_offset)),
       decides_(scoring::deciding_reals(program, false)),
+      doubles_(double_values(problem, program)),
       regroups_(size_of(problem.dtype) == 2) {}
 
 std::string Writer::body(const std::vector<ValueId>& outputs) const {
@@ -65,7 +66,12 @@ std::string Writer::body(const std::vector<ValueId>& outputs) const {
   for (ValueId id = 0; id < needed.size(); ++id) {
     if (!needed[id]) continue;
     const std::string line = given_text(id);
-    text += base::join("  const ", type_text(id), " v", id, " = ", line.empty() ? value_text(id) : line, ";\n");
+    if (doubles_[id]) text += base::join("  const double w", id, " = ", value_text(id), ";\n");
+    text += base::join("  const ", type_text(id), " v", id, " = ",
+                       doubles_[id]   ? base::join("real(w", id, ")")
+                       : line.empty() ? value_text(id)
+                                      : line,
+                       ";\n");
   }
   return text;
 }
@@ -136,7 +142,8 @@ std::string Writer::real_text(double x) const {
   return literal(x);
 }
 
-std::string Writer::read_text(const Instr& instr) const {
+std::string Writer::read_text(ValueId id) const {
+  const Instr& instr = program_[id];
   const auto param = static_cast<std::size_t>(instr.param);
   for (std::size_t t = 0; t < given_.tables.size(); ++t)
     if (&program_[given_.tables[t].read] == &instr) {
@@ -156,7 +163,7 @@ std::string Writer::read_text(const Instr& instr) const {
       }
       return text;
     }
-  const char* load = instr.type == Type::real ? "fv_load" : "fv_load_integer";
+  const char* load = instr.type == Type::real && !doubles_[id] ? "fv_load" : "fv_load_exact";
   const std::string text =
       base::join(load, "<", device_type(problem_.params[param].tensor.dtype), ">(args.param[", param, "].data, ", offset_text(instr), ")");
   return instr.type == Type::boolean ? base::join(text, " != 0") : text;
@@ -164,6 +171,7 @@ std::string Writer::read_text(const Instr& instr) const {
 
 std::string Writer::value_text(ValueId id) const {
   const Instr& instr = program_[id];
+  if (is_in_double(id) && instr.op != Op::read && instr.op != Op::to_integer) return operation_text(id);
   switch (instr.op) {
     case Op::real_const:
       return std::isfinite(instr.real) && must_be_literal(id) ? literal(instr.real) : real_text(instr.real);
@@ -188,14 +196,14 @@ std::string Writer::value_text(ValueId id) const {
     case Op::seqlen_kv:
       return "at.seqlen_kv";
     case Op::read:
-      return read_text(instr);
+      return read_text(id);
     case Op::to_real:
       if (!is_small_integer(instr.arg[0])) return base::join("real(v", instr.arg[0], ")");
       if (const auto sum = sum_of_places(instr.arg[0]))
         return base::join("(fv_small_integer(", sum->origin, ") + fv_small_integer(", sum->step, "))");
       return base::join("fv_small_integer(v", instr.arg[0], ")");
     case Op::to_integer:
-      if (is_wide(id)) return base::join("i64(v", instr.arg[0], ")");
+      if (is_wide(id)) return base::join("i64(", is_in_double(id) ? double_text(instr.arg[0]) : base::join("v", instr.arg[0]), ")");
       return operation_text(id);
     case Op::add:
     case Op::sub:
@@ -220,6 +228,21 @@ std::string Writer::value_text(ValueId id) const {
   }
 }
 
+bool Writer::is_in_double(ValueId id) const {
+  const Instr& instr = program_[id];
+  if (doubles_[id]) return true;
+  const auto is_double = [&](ValueId arg) { return arg >= 0 && doubles_[arg]; };
+  return instr.op != Op::read && scoring::is_discrete(instr.op, instr.type, Type::real) &&
+         std::any_of(instr.arg.begin(), instr.arg.end(), is_double);
+}
+
+std::string Writer::double_text(ValueId arg) const {
+  const Instr& instr = program_[arg];
+  if (doubles_[arg]) return base::join("w", arg);
+  if (instr.op == Op::real_const && std::isfinite(instr.real)) return base::join("double(", number_text(instr.real), ")");
+  return base::join("double(v", instr.op == Op::to_real ? instr.arg[0] : arg, ")");
+}
+
 std::string Writer::operation_text(ValueId id) const {
   const Instr& instr = program_[id];
   if ((instr.op == Op::floor_div || instr.op == Op::mod) && instr.type == Type::integer) {
@@ -235,7 +258,7 @@ std::string Writer::operation_text(ValueId id) const {
   if (form.empty()) base::fail(ErrorCode::compile_failed, "operation ", row.text, " has no CUDA form for ", to_string(operands));
   bool wide = is_wide(id);
   for (int a = first; a < row.arity; ++a) wide = wide || is_wide(instr.arg[static_cast<std::size_t>(a)]);
-  const bool exact = decides_[id] && row.gpu.approximate;
+  const bool in_double = is_in_double(id), exact = decides_[id] && row.gpu.approximate && !in_double;  // of two functions of float
   std::string text;
   for (std::size_t c = 0; c < form.size(); ++c) {
     if (form[c] != '$') {
@@ -245,6 +268,10 @@ std::string Writer::operation_text(ValueId id) const {
     }
     const int which = form[++c] - '0';
     const ValueId arg = instr.arg[static_cast<std::size_t>(which)];
+    if (in_double && program_[arg].type == Type::real) {
+      text += double_text(arg);
+      continue;
+    }
     const bool widen = wide && which >= first && program_[arg].type == Type::integer && !is_wide(arg);
     text += widen ? base::join("i64(v", arg, ")") : base::join("v", arg);
   }

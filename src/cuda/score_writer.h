@@ -193,7 +193,11 @@ class Writer {
   /// Must a constant be a literal? Where it decides something discrete, or is the exponent of a power.
   bool must_be_literal(ValueId constant) const;
 
-  std::string read_text(const Instr& instr) const;
+  std::string read_text(ValueId id) const;
+  /// An operand where it takes part in an operation in double (double_values): what is one has a variable w beside v.
+  std::string double_text(ValueId arg) const;
+  /// Are the reals of an operation doubles?
+  bool is_in_double(ValueId id) const;
 
   std::string value_text(ValueId id) const;
 
@@ -235,6 +239,7 @@ class Writer {
   base::IdVector<scoring::Linear> linear_;
   base::IdVector<scoring::ColumnForm> forms_;
   base::IdVector<char> decides_;
+  base::IdVector<char> doubles_;
   bool regroups_;
 };
 

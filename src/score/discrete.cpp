@@ -2,12 +2,12 @@
 
 namespace foveal::scoring {
 
+bool rounds_to(Op op) { return op == Op::to_float32 || op == Op::to_bfloat16 || op == Op::to_float16; }
+
 bool is_discrete(Op op, Type result, Type operand) {
+  if (rounds_to(op)) return true;
   switch (op) {
     case Op::floor:
-    case Op::to_float32:
-    case Op::to_bfloat16:
-    case Op::to_float16:
       return true;
     case Op::floor_div:
     case Op::mod:

@@ -6,6 +6,9 @@
 
 namespace foveal::scoring {
 
+/// Does an operation round a real to another type's numbers?
+bool rounds_to(Op op);
+
 /// Does an operation map reals to something discrete? By the types of its result and of its operands.
 bool is_discrete(Op op, Type result, Type operand);
 

@@ -227,6 +227,28 @@ TEST_F(ScoreEmit, WhatDecidesAnIndexIsExact) {
   EXPECT_NE(text.find("fv_tanh(score.raw"), std::string::npos) << text;
 }
 
+/// Beside other types float64 is kept where it decides something, and only there: not in what is hoisted, loaded ahead or summed into the score.
+TEST_F(ScoreEmit, WhatDecidesIsComputedInDouble) {
+  const auto text = [](const std::string& dtype, const std::string& program) {
+    problem::Problem problem =
+        problem_of("forward " + dtype + " b1 h2 q200 d64 " + program + " param=\"t: real[200] f64\" param=\"u: real[200, 200] f64\"");
+    Ahead ahead;
+    ahead.pairs = true, ahead.lines = find_line_values(problem);
+    return emit_score(problem, ahead);
+  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  const std::string mask = text("bf16", "mask=\"t[kv_idx] - 0.1 <= t[q_idx]\"");
+  EXPECT_TRUE(has(mask, "fv_load_exact<double>") && (has(mask, "double(-0.1") || has(mask, "double(0.1"))) << mask;
+  const std::string sum = text("bf16", "score=\"score - to_float32(t[q_idx] - t[kv_idx])\"");
+  EXPECT_TRUE(has(sum, "const double w") && has(sum, "fv_to_float32(w")) << sum;
+  EXPECT_TRUE(has(sum, "kWalkValues = 0")) << sum;
+  const std::string pairs = text("f16", "score=\"score + where(u[q_idx, kv_idx] < 0.1, u[q_idx, kv_idx], 0.0)\"");
+  EXPECT_TRUE(has(pairs, "kPairReads = 0") && has(pairs, "fv_load_exact<double>")) << pairs;
+  const std::string plain = text("bf16", "score=\"score + t[kv_idx]\"");
+  EXPECT_FALSE(has(plain, "const double w") || has(plain, "kWalkValues = 0")) << plain;
+  EXPECT_FALSE(has(text("f64", "mask=\"t[kv_idx] <= t[q_idx]\""), "const double w"));
+}
+
 TEST_F(ScoreEmit, WhatDiffersBetweenHeadsStaysWithThePair) {
   const auto has = [](const char* line, bool several_heads, const char* fact) {
     const std::string text = emit_score(problem_of(line), {.tanh = true, .several_heads = several_heads});

@@ -254,9 +254,9 @@ FOVEAL_DEVICE real fv_load(const void* data, Offset offset) {
     return real(__ldg(static_cast<const T*>(data) + offset));
   }
 }
-/// Element `offset` of an integer or boolean parameter.
+/// Element `offset` of a parameter as it is stored.
 template <class T, class Offset>
-FOVEAL_DEVICE T fv_load_integer(const void* data, Offset offset) {
+FOVEAL_DEVICE T fv_load_exact(const void* data, Offset offset) {
   return __ldg(static_cast<const T*>(data) + offset);
 }
 

@@ -148,7 +148,7 @@ FOVEAL_DEVICE void load_pair_value(PairValues& pairs, const Position& at, const 
   using PairElement = typename PairElementOf<v>::type;
   const char* element = static_cast<const char*>(args.param[kPairParam[v]].data) + pair_origin<v>(at, args) + pair_step<v>(at, args);
   if constexpr (kIsInteger<PairElement>) {
-    pairs.value[v] = __int_as_float(fv_load_integer<PairElement>(element, 0));
+    pairs.value[v] = __int_as_float(fv_load_exact<PairElement>(element, 0));
   } else {
     pairs.value[v] = fv_load<PairElement>(element, 0);
   }
