@@ -215,6 +215,13 @@ std::string Writer::value_text(ValueId id) const {
     case Op::neg:
       if (const Product product = product_of(id); product.rest != std::vector{id}) return product_text(product);
       return operation_text(id);
+    case Op::pow: {  // products are as exact as their factors, and exact for small integers; squares are products already
+      const Instr& exponent = program_[instr.arg[1]];
+      const std::string x = base::join("v", instr.arg[0]), square = base::join("(", x, " * ", x, ")");
+      if (exponent.op == Op::real_const && exponent.real == 3) return base::join("(", square, " * ", x, ")");
+      if (exponent.op == Op::real_const && exponent.real == 4) return base::join("(", square, " * ", square, ")");
+      return operation_text(id);
+    }
     case Op::exp:
     case Op::sigmoid:
     case Op::tanh:

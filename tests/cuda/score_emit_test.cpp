@@ -249,6 +249,14 @@ TEST_F(ScoreEmit, WhatDecidesIsComputedInDouble) {
   EXPECT_FALSE(has(text("f64", "mask=\"t[kv_idx] <= t[q_idx]\""), "const double w"));
 }
 
+TEST_F(ScoreEmit, SmallWholePowersAreProducts) {
+  const auto text = [](const char* exponent) {
+    return emit_score(problem_of(std::string("backward bf16 b1 h1 q64 d16 score=\"score + cos(pow(kv_idx - head, ") + exponent + "))\""));
+  };
+  for (const char* exponent : {"2.0", "3.0", "4.0"}) EXPECT_EQ(text(exponent).find("fv_pow"), std::string::npos) << text(exponent);
+  EXPECT_NE(text("3.5").find("fv_pow"), std::string::npos);
+}
+
 TEST_F(ScoreEmit, WhatDiffersBetweenHeadsStaysWithThePair) {
   const auto has = [](const char* line, bool several_heads, const char* fact) {
     const std::string text = emit_score(problem_of(line), {.tanh = true, .several_heads = several_heads});
