@@ -65,13 +65,13 @@ std::string Writer::body(const std::vector<ValueId>& outputs) const {
   std::string text;
   for (ValueId id = 0; id < needed.size(); ++id) {
     if (!needed[id]) continue;
-    const std::string line = given_text(id);
-    if (doubles_[id]) text += base::join("  const double w", id, " = ", value_text(id), ";\n");
-    text += base::join("  const ", type_text(id), " v", id, " = ",
-                       doubles_[id]   ? base::join("real(w", id, ")")
-                       : line.empty() ? value_text(id)
-                                      : line,
-                       ";\n");
+    std::string value = given_text(id);
+    if (value.empty()) value = value_text(id);
+    if (doubles_[id]) {
+      text += base::join("  const double w", id, " = ", value, ";\n");
+      value = base::join("real(w", id, ")");
+    }
+    text += base::join("  const ", type_text(id), " v", id, " = ", value, ";\n");
   }
   return text;
 }

@@ -133,7 +133,7 @@ class DeviceBackward : DevicePass {
     side_lanes_ = find_side_lanes();
     for (const Lane lane : side_lanes_) params_.prepare(lane);
     in_turns(plans_.order.kept.size(), [&](std::size_t of) { begin_kept(of); });
-    if (!side_lanes_.empty()) arrive(0);
+    if (!side_lanes_.empty()) arrive(0);  // own keys that are copied first: for the launches of every lane
     buffers_.fork(side_lanes_);
     for (const PartLaunch& launch : launches) ++gradients_[launch.step].launches_left;
     const std::size_t last_received = side_lanes_.empty() ? launches.size() : long_received_launch();

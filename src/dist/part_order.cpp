@@ -268,7 +268,7 @@ void deal_to_queues(std::vector<PartLaunch>& launches, const Workload& workload)
     meets.fill(-1);
     for (const Placed& p : placed)
       if (p.launch->segment.rows().meets(launch.segment.rows()) || p.launch->segment.keys().meets(launch.segment.keys()))
-        meets[static_cast<std::size_t>(p.launch->queue)] = p.end;
+        meets[p.launch->queue] = p.end;
     const std::int64_t last = *std::max_element(meets.begin(), meets.end());
     const auto begin = [&](std::size_t queue) { return std::max(free[queue], last); };
     std::size_t queue = 0;
@@ -276,7 +276,7 @@ void deal_to_queues(std::vector<PartLaunch>& launches, const Workload& workload)
       if (begin(other) < begin(queue) || (begin(other) == begin(queue) && meets[other] > meets[queue])) queue = other;
     free[queue] = begin(queue) + pairs_of(workload, launch);
     placed.push_back({&launch, free[queue]});
-    launch.queue = static_cast<int>(queue);
+    launch.queue = queue;
     for (std::size_t other = 0; other < own_queues; ++other) launch.follows[other] = other != queue && meets[other] >= 0;
   }
 }

@@ -17,6 +17,7 @@ struct KeyRange {
   int source = 0;        ///< the rank that holds them
 };
 
+/// So many launches for own keys may run at once.
 constexpr std::size_t own_queues = 3;
 
 /// A segment as one launch, and how it combines with the launches before it.
@@ -31,9 +32,9 @@ struct PartLaunch {
   bool adds_to_q = false, adds_to_kv = false;
   bool whole_keys = false;        ///< the only launch with gradients for its keys, which are final
   bool beside_transfers = false;  ///< overlaps transfers, and leaves multiprocessors to them
-  /// Backward, own keys: launches of different queues run at once, but those with rows of queries or keys in common follow each other: this one what
-  /// is already in these queues.
-  int queue = 0;
+  /// Backward, own keys: launches of different queues run at once. One that has rows of queries or keys in common with earlier launches of another
+  /// queue follows that queue: it starts after all launches that are in it by then.
+  std::size_t queue = 0;
   std::array<bool, own_queues> follows{};
   /// The entry of PartOrder::kept that its rows belong to (-1: none, dq is accumulated in memory), and its number among the launches of that entry.
   int kept = -1;

@@ -133,7 +133,7 @@ TEST(PartOrder, LaunchesWithRowsInCommonFollowEachOther) {
               const PartLaunch& a = order.launches[earlier];
               if (a.queue == b.queue || a.step > 0 || b.step > 0) continue;
               const bool meet = a.segment.rows().meets(b.segment.rows()) || a.segment.keys().meets(b.segment.keys());
-              EXPECT_TRUE(!meet || b.follows[static_cast<std::size_t>(a.queue)]);
+              EXPECT_TRUE(!meet || b.follows[a.queue]);
               (meet ? following : beside) += 1;
             }
           }
