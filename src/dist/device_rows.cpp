@@ -26,7 +26,7 @@ cuda::DeviceRows logits(const TensorView& sink, std::int64_t first_head) {
 DeviceBuffers::~DeviceBuffers() { release(); }
 
 void DeviceBuffers::release() noexcept {
-  if (transport_ != nullptr && !blocks_.empty()) {
+  if (transport_ != nullptr && has_blocks()) {
     try {
       cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still wait for messages
       for (const SideStream& side : sides_)
@@ -34,8 +34,10 @@ void DeviceBuffers::release() noexcept {
     } catch (...) {  // the device is gone
     }
   }
-  for (Block& block : blocks_) release(block);
-  blocks_.clear();
+  for (Blocks* blocks : {&blocks_, &turns_[0], &turns_[1]}) {
+    for (Block& block : blocks->all) release(block);
+    *blocks = {};
+  }
   for (Block& workspace : workspaces_) release(workspace);
 }
 
@@ -72,21 +74,28 @@ void DeviceBuffers::begin(Device device, Stream stream, Transport& transport, bo
     release();
     none_ = {};
     device_ = device;
-  } else if (stream.handle != stream_.handle && !blocks_.empty()) {
+  } else if (stream.handle != stream_.handle && has_blocks()) {
     cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still use the memory
   }
-  transport_ = &transport, stream_ = stream, next_ = 0, bytes_ = 0;
+  transport_ = &transport, stream_ = stream, bytes_ = 0;
+  for (Blocks* blocks : {&blocks_, &turns_[0], &turns_[1]}) blocks->next = 0;
+  if (!rehearses) turn_ = 1 - turn_, started_before_ = started_, started_ = 0;
   staged_.clear();
 }
 
-std::byte* DeviceBuffers::take(std::size_t bytes) {
+DeviceBuffers::Block& DeviceBuffers::next_block(Blocks& blocks, std::size_t bytes) {
   constexpr std::size_t least = 256;
-  const std::size_t wanted = std::max(bytes, least);
   bytes_ += bytes;
-  if (next_ == blocks_.size()) blocks_.emplace_back();
-  Block& block = blocks_[next_++];
-  grow(block, wanted, true);
-  return static_cast<std::byte*>(block.memory);
+  if (blocks.next == blocks.all.size()) blocks.all.emplace_back();
+  Block& block = blocks.all[blocks.next++];
+  grow(block, std::max(bytes, least), true);
+  return block;
+}
+
+std::byte* DeviceBuffers::take(std::size_t bytes) {
+  if (!in_turns_) return static_cast<std::byte*>(next_block(blocks_, bytes).memory);
+  next_block(turns_[1 - turn_], bytes);  // the next pass takes it
+  return static_cast<std::byte*>(next_block(turns_[turn_], bytes).memory);
 }
 
 void DeviceBuffers::move(const Rows& from, const Rows& to, bool adds) {
@@ -102,6 +111,13 @@ void DeviceBuffers::convert_sum(const Rows& from, const std::vector<Rows>& more,
 
 std::uint64_t DeviceBuffers::start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) {
   if (rehearses_) return 0;
+  if (in_turns_) {
+    std::vector<Message> early = receives;
+    for (Message& m : early) m.free_since = started_before_;
+    const std::uint64_t ticket = transport.start_on(stream(), sends, early);
+    if (started_ == 0) started_ = ticket;
+    return ticket;
+  }
   if (transport.carries_device_memory()) return transport.start_on(stream(), sends, receives);
   planning::DeviceMemory& memory = cuda::cuda_memory(device_.index);
   memory.synchronize(stream());

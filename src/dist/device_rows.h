@@ -47,6 +47,17 @@ class DeviceBuffers final : public RowMemory {
     DeviceBuffers& buffers_;
     Lane before_;
   };
+  /// While this lives, memory comes from two sets of blocks, pass by pass in turn: messages may arrive there while the pass before still computes.
+  class InTurns {
+   public:
+    InTurns(DeviceBuffers& buffers, bool wanted) : buffers_(buffers) { buffers.in_turns_ = wanted; }
+    ~InTurns() { buffers_.in_turns_ = false; }
+    InTurns(const InTurns&) = delete;
+    InTurns& operator=(const InTurns&) = delete;
+
+   private:
+    DeviceBuffers& buffers_;
+  };
   Lane lane() const { return lane_; }
   Stream stream() const { return lane_ == Lane::caller ? stream_ : side_of(lane_).stream(); }
   /// Scratch of one launch, shared by the launches of a lane.
@@ -96,16 +107,27 @@ class DeviceBuffers final : public RowMemory {
   void release() noexcept;
   void release(Block& block) noexcept;
   void grow(Block& block, std::size_t bytes, bool for_messages);
+  /// Blocks, in the order in which a pass takes them.
+  struct Blocks {
+    std::vector<Block> all{};
+    std::size_t next = 0;
+  };
+  Block& next_block(Blocks& blocks, std::size_t bytes);
+  bool has_blocks() const { return !blocks_.all.empty() || !turns_[0].all.empty(); }
 
   Device device_{};
   Stream stream_{};  ///< the caller's
   Lane lane_ = Lane::caller;
   bool rehearses_ = false;
   Transport* transport_ = nullptr;
-  std::vector<Block> blocks_;
-  Block workspaces_[1 + sides]{};  ///< of each lane
+  Blocks blocks_;
+  std::array<Blocks, 2> turns_;
+  std::size_t turn_ = 0;
+  bool in_turns_ = false;
+  std::uint64_t started_ = 0, started_before_ = 0;  ///< tickets of the first messages in turns, of this pass and of the one before
+  Block workspaces_[1 + sides]{};                   ///< of each lane
   std::array<SideStream, sides> sides_;
-  std::size_t next_ = 0, bytes_ = 0;
+  std::size_t bytes_ = 0;
   std::map<std::uint64_t, Staged> staged_;
   cuda::driver::Memory none_;  ///< -inf in f64
 };

@@ -1,5 +1,5 @@
 // Ranks of one host whose GPUs write to each other's memory: copy engines carry the messages, and no multiprocessor does. The receiver's host
-// posts where a message goes and its GPU signals when that memory is free; the sender's GPU waits for the signal on a stream of its own, copies, and
+// posts where a message goes and its GPU signals, on a stream of its own, when that memory is free; the sender's GPU waits for the signal on a stream of its own, copies, and
 // signals arrival. Signals are words in the memory of the GPU that waits for them, on a stream or in a kernel.
 #include <algorithm>
 #include <array>
@@ -65,7 +65,7 @@ class PeerTransport final : public Transport {
       on_device_.emplace(mailbox_);
       constexpr unsigned non_blocking = 1;
       constexpr int first = -5;  // the driver takes the nearest that there is
-      driver::call.stream_create_with_priority(&stream_, non_blocking, first);
+      for (driver::StreamHandle* stream : {&stream_, &offers_}) driver::call.stream_create_with_priority(stream, non_blocking, first);
       driver::DeviceHandle handle = 0;
       driver::call.device_get(&handle, device_);
       driver::call.device_uuid(mailbox_.of(rank).gpu.data(), handle);
@@ -114,12 +114,9 @@ class PeerTransport final : public Transport {
     Ticket ticket;
     for (const Message& m : receives)
       if (m.bytes > 0) post(m), add(ticket.sources, m);
-    for (Source& source : ticket.sources) {
-      source.arrived = of(source.rank).awaited += static_cast<std::uint32_t>(source.slices);
-      write(caller, Flag::ready, source.rank, source.arrived);
-    }
     ticket.begins = events_.take(), ticket.sent = events_.take(), ticket.ended = events_.take();
     driver::call.event_record(ticket.begins, caller);
+    offer(ticket, receives);
     driver::call.stream_wait_event(stream_, ticket.begins, 0);
     copy(sends);
     driver::call.event_record(ticket.sent, stream_);
@@ -241,6 +238,26 @@ class PeerTransport final : public Transport {
     }
   }
 
+  /// Says that the ticket's messages may come, once their memory is free. Offers are made in order: a flag counts those of all calls.
+  void offer(Ticket& ticket, const std::vector<Message>& receives) {
+    if (ticket.sources.empty()) return;
+    std::uint64_t free_since = last_;
+    for (const Message& m : receives) free_since = std::min(free_since, m.bytes > 0 ? m.free_since : free_since);
+    {
+      const std::lock_guard lock(mutex_);  // the event of a ticket that has ended may be another's soon
+      const auto earlier = tickets_.find(free_since);
+      if (free_since == 0) {
+        driver::call.stream_wait_event(offers_, ticket.begins, 0);
+      } else if (earlier != tickets_.end()) {
+        driver::call.stream_wait_event(offers_, earlier->second.begins, 0);
+      }
+    }
+    for (Source& source : ticket.sources) {
+      source.arrived = of(source.rank).awaited += static_cast<std::uint32_t>(source.slices);
+      write(offers_, Flag::ready, source.rank, source.arrived);
+    }
+  }
+
   void post(const Message& m) {
     const PeerMemory::Place place = memory_.place_of(m.data, m.bytes);
     Mailbox::Lane& lane = mailbox_.lane(m.peer, rank_);
@@ -353,11 +370,12 @@ class PeerTransport final : public Transport {
   void drop() noexcept {
     try {
       const driver::Current current(device_);
-      if (stream_ != nullptr && !mailbox_.has_failed()) driver::api().stream_synchronize(stream_);
+      for (const driver::StreamHandle stream : {offers_, stream_})
+        if (stream != nullptr && !mailbox_.has_failed()) driver::api().stream_synchronize(stream);
       memory_.close();
       for (const auto& [number, ticket] : tickets_) give_back(ticket);
       events_.clear();
-      for (const driver::StreamHandle stream : {stream_, rescue_})
+      for (const driver::StreamHandle stream : {stream_, offers_, rescue_})
         if (stream != nullptr) driver::api().stream_destroy(stream);
       on_device_.reset();
     } catch (...) {  // the device is gone, and all that was on it
@@ -406,7 +424,7 @@ class PeerTransport final : public Transport {
   PeerMemory memory_;
   std::optional<MappedMailbox> on_device_;
   bool shares_gpu_ = false;  ///< then a waiting kernel could keep the rank for which it waits from starting its own
-  driver::StreamHandle stream_ = nullptr, rescue_ = nullptr;
+  driver::StreamHandle stream_ = nullptr, offers_ = nullptr, rescue_ = nullptr;
   driver::DevicePointer flags_ = 0;  ///< of this rank
   std::vector<driver::DevicePointer> their_flags_;
   Events events_;

@@ -236,7 +236,7 @@ TEST(Peers, NothingIsLeftBehind) {
 }
 
 /// Calls its ranks' transport, as if each rank had a GPU to itself; fn before each message of device memory.
-class Watched final : public Transport {
+class Watched : public Transport {
  public:
   Watched(std::shared_ptr<Transport> transport, std::function<void()> fn) : to_(std::move(transport)), fn_(std::move(fn)) {}
   int rank() const override { return to_->rank(); }
@@ -347,6 +347,71 @@ TEST(Peers, KeysOfPackedTensorsTakeWhatTheRehearsalTook) {
   EXPECT_TRUE(begun);
   const auto calls = mock::count_calls();
   for (const char* name : {"cuMemAlloc_v2", "cuLibraryLoadData"}) EXPECT_EQ(calls.contains(name) ? calls.at(name) : 0, 0) << name;
+}
+
+/// Keeps what its start_on() was asked to receive, and its tickets.
+class Recorded final : public Watched {
+ public:
+  explicit Recorded(std::shared_ptr<Transport> transport) : Watched(std::move(transport), [] {}) {}
+  std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives) override {
+    tickets.push_back(Watched::start_on(stream, sends, receives));
+    if (!receives.empty()) received.push_back(receives);
+    return tickets.back();
+  }
+  std::vector<std::uint64_t> tickets;
+  std::vector<std::vector<Message>> received;
+};
+
+/// A rank that is ahead need not wait until its receiver has done with the keys of the last pass.
+TEST(Peers, KeysOfForwardPassesTakeTwoBuffersInTurn) {
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
+  cuda::jit::set_cache_folder("");
+  expect_no(on_ranks(2, [](Transport& transport) {
+    const auto recorded = std::make_shared<Recorded>(std::shared_ptr<Transport>(&transport, [](Transport*) {}));
+    constexpr std::int64_t heads = 2, dim = 128;
+    const WholeShapes shapes{
+        .dtype = DType::bf16, .heads_q = heads, .heads_kv = heads, .seqlen_q = 2048, .seqlen_kv = 2048, .head_dim = dim, .head_dim_v = dim};
+    ContextOptions options;
+    options.deal = "zigzag", options.head_groups = 1;
+    ContextAttention attention(recorded, {.mask = causal()}, shapes, {}, options);
+    const auto rows = static_cast<std::int64_t>(attention.q_tokens().size());
+    std::vector<std::uint16_t> values(static_cast<std::size_t>(rows * heads * dim)), out(values.size());
+    const TensorView in(values.data(), DType::bf16, {1, rows, heads, dim}, gpu);
+    for (int pass = 0; pass < 4; ++pass)
+      attention.forward({.q = in, .k = in, .v = in}, {.out = TensorView(out.data(), DType::bf16, {1, rows, heads, dim}, gpu)});
+    ASSERT_EQ(recorded->received.size(), 4u);
+    const auto place = [&](std::size_t pass, std::size_t message) { return recorded->received[pass].at(message).data; };
+    for (std::size_t message = 0; message < recorded->received[0].size(); ++message) {
+      EXPECT_NE(place(0, message), place(1, message));
+      EXPECT_EQ(place(0, message), place(2, message));
+      EXPECT_EQ(place(1, message), place(3, message));
+    }
+    for (std::size_t pass = 0; pass < 4; ++pass)
+      for (const Message& m : recorded->received[pass]) EXPECT_EQ(m.free_since, pass == 0 ? 0 : recorded->tickets[pass - 1]);
+  }));
+}
+
+/// An offer counts those of all calls before it: one whose memory is free early comes after earlier ones.
+TEST(Peers, MessagesThatMayComeEarlyKeepTheirOrder) {
+  expect_no(on_ranks(2, [](Transport& transport) {
+    const int me = transport.rank(), peer = 1 - me;
+    auto* inbox = static_cast<int*>(transport.allocate(256));
+    std::uint64_t before = 0;
+    for (int round = 0; round < 100; ++round) {
+      std::array<int, 4> words{};
+      std::array<std::uint64_t, 4> tickets{};
+      for (int i = 0; i < 4; ++i) {
+        words[static_cast<std::size_t>(i)] = 1000 * round + 10 * i + me;
+        tickets[static_cast<std::size_t>(i)] = transport.start_on(
+            {}, {{peer, &words[static_cast<std::size_t>(i)], sizeof(int)}},
+            {{.peer = peer, .data = inbox + 4 * (round % 2) + i, .bytes = sizeof(int), .free_since = i % 2 ? before : 0}});
+      }
+      for (const std::uint64_t ticket : tickets) transport.wait_on({}, ticket);
+      for (int i = 0; i < 4; ++i) ASSERT_EQ(inbox[4 * (round % 2) + i], 1000 * round + 10 * i + peer) << round << ' ' << i;
+      before = tickets[0];
+    }
+    transport.release(inbox);
+  }));
 }
 
 std::mutex launches_mutex;
