@@ -107,6 +107,9 @@ struct TileWalk {
     if (run > run_first) upcoming = runs.runs[run - 1];
   }
 
+  /// After start(): all tiles count as partial.
+  FOVEAL_DEVICE void has_no_full_tile() { full_end = 0; }
+
   /// No tiles until the next start().
   FOVEAL_DEVICE void stop() { tile = begin = run = run_first = 0; }
 

@@ -132,22 +132,17 @@ struct ForwardTask {
     walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_query(), min(first_query() + kQueries, sequence.len_q),
                sequence.len_kv, kBlockKv);
     if constexpr (kSplit) walk.take_split(args.attention.runs, split, args.splits.value);
+    // Known to the walk, not tested for each tile: the compiler would assume divergence in the loop over full tiles.
+    if (kQueriesMustExist && first_query() + kQueries > sequence.len_q) walk.has_no_full_tile();
     return true;
   }
 
   FOVEAL_DEVICE bool next_tile(const Sm90Args& args, bool& partial) {
-    if (!walk.next(args.attention.runs, sequence.len_kv, kBlockKv, partial)) return false;
-    if constexpr (kQueriesMustExist) partial = partial || lacks_queries();
-    return true;
+    return walk.next(args.attention.runs, sequence.len_kv, kBlockKv, partial);
   }
 
   /// The same, but only if the next tile is full.
-  FOVEAL_DEVICE bool next_full_tile() {
-    if (kQueriesMustExist && lacks_queries()) return false;
-    return walk.next_full();
-  }
-
-  FOVEAL_DEVICE bool lacks_queries() const { return first_query() + kQueries > sequence.len_q; }
+  FOVEAL_DEVICE bool next_full_tile() { return walk.next_full(); }
 };
 
 /// Is there room for the next task's queries beside the current ones? If not, Q is released as soon as the last scores have arrived, and
