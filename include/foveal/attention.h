@@ -205,8 +205,8 @@ struct BackwardOutputs {
   std::vector<ParamBinding> dparams{};
 };
 
-/// A thread pool of the caller's. run() makes `tasks` calls fn(task, slot) in any order, on any threads, and returns when all are done.
-/// 0 <= slot < concurrency; calls that run at the same time have different slots.
+/// A thread pool of the caller's. run() calls fn(task, slot) once for each task below `tasks`, in any order, on any threads, and ends when
+/// none runs or will begin. Slots are below the concurrency (at most 4096), and different at one time. Waiting threads may make other calls.
 struct Executor {
   int concurrency = 1;
   std::function<void(std::int64_t tasks, const std::function<void(std::int64_t task, int slot)>& fn)> run;

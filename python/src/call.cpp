@@ -40,8 +40,10 @@ Call::Call(const Attention& attention, Pass pass, std::vector<Param> params, std
 }
 
 void Call::run(const std::vector<TensorView>& tensors, const DropoutRng& rng, void* workspace, Stream stream) const {
-  if (const Device device = tensors[slots::q].device; workspace == nullptr && device.kind == DeviceKind::cpu)
-    workspace = planning::pooled_workspace(planning::host_memory(), device, stream, plan_.workspace_bytes());
+  const Device device = tensors[slots::q].device;
+  const bool pooled = workspace == nullptr && device.kind == DeviceKind::cpu;
+  const planning::PooledWorkspace own(planning::host_memory(), device, stream, pooled ? plan_.workspace_bytes() : 0);
+  if (pooled) workspace = own.data();
   with_arguments(tensors, rng, [&](const auto& inputs, const auto& outputs) { plan_.run(inputs, outputs, workspace, stream); });
 }
 

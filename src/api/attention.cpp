@@ -90,9 +90,9 @@ std::shared_ptr<const planning::PlanState> cached_plan(const Attention& attentio
 template <class Inputs, class Outputs>
 void plan_and_run(const Attention& attention, const Inputs& inputs, const Outputs& outputs, Stream stream, const PlanOptions& options) {
   const auto state = cached_plan(attention, inputs, outputs, options);
-  void* workspace =
-      planning::pooled_workspace(state->backend->memory(state->problem.device), state->problem.device, stream, state->workspace_bytes);
-  run(state, inputs, outputs, workspace, Workspace::pooled, stream);
+  const planning::PooledWorkspace workspace(state->backend->memory(state->problem.device), state->problem.device, stream,
+                                            state->workspace_bytes);
+  run(state, inputs, outputs, workspace.data(), Workspace::pooled, stream);
 }
 
 }  // namespace

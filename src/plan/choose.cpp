@@ -53,8 +53,11 @@ std::string listed(const std::vector<Refusal>& refusals) {
 void check_options(const PlanOptions& options, const Backends& backends) {
   FOVEAL_CHECK(options.threads >= 0 && options.threads <= base::max_threads, "options.threads: ", options.threads, "; expected 0 (all) to ",
                base::max_threads);
-  FOVEAL_CHECK(!options.executor || (options.executor->concurrency >= 1 && options.executor->run),
-               "options.executor: expected a concurrency of at least 1 and a function");
+  if (const Executor* executor = options.executor.get()) {
+    FOVEAL_CHECK(executor->concurrency >= 1 && executor->concurrency <= base::max_threads, "options.executor: concurrency ",
+                 executor->concurrency, "; expected 1 to ", base::max_threads);
+    FOVEAL_CHECK(executor->run, "options.executor: no function; expected one that runs tasks");
+  }
   for (const std::string& name : excluded(options))
     FOVEAL_CHECK(has_name(backends, name), "options.exclude: there is no '", name, "'; expected some of ", names(backends),
                  " with commas between");

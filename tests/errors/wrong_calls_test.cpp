@@ -508,7 +508,9 @@ const std::vector<Row> rows{
     {"Threads", [](Calls& c) { c.options.threads = -2, c.forward(); }, "options.threads: -2; expected 0 (all) to 4096"},
     {"NumThreads", [](Calls&) { set_num_threads(-1); }, "threads: -1; expected 0 (all) to 4096"},
     {"EmptyExecutor", [](Calls& c) { c.options.executor = std::make_shared<Executor>(), c.forward(); },
-     "options.executor: expected a concurrency of at least 1 and a function"},
+     "options.executor: no function; expected one that runs tasks"},
+    {"ExecutorWithoutSlots", [](Calls& c) { c.options.executor = std::make_shared<Executor>(Executor{0, {}}), c.forward(); },
+     "options.executor: concurrency 0; expected 1 to 4096"},
     {"WrongDeviceForBackend",
      [](Calls& c) {
        for (TensorView* view : {&c.q, &c.k, &c.v, &c.out, &c.lse}) view->device.kind = DeviceKind::cuda;

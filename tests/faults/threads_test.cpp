@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <random>
 #include <thread>
@@ -114,6 +115,108 @@ TEST(Threads, ACallersExecutorThatLeavesOutTasksOrSlotsIsAnError) {
   EXPECT_NE(error_with(0, 1, 0).find("options.executor: calls task "), std::string::npos);
   EXPECT_EQ(error_with(0, 0, 2), "options.executor: calls in slot 2; expected one below the concurrency, 2");
   EXPECT_NE(error_with(0, 0, -1), "");
+}
+
+/// The passes of one problem on a caller's executor.
+struct Passes {
+  problem::CaseData data;
+  PlanOptions options;
+
+  Passes(const char* line, int concurrency, decltype(Executor::run) run)
+      : data(problem::parse_line(line)), options{.executor = std::make_shared<Executor>(Executor{concurrency, std::move(run)})} {}
+  void forward() const { foveal::forward(data.line().attention, data.forward_inputs(), data.forward_outputs(), {}, options); }
+  void backward() const { foveal::backward(data.line().attention, data.backward_inputs(), data.backward_outputs(), {}, options); }
+  /// What the forward pass throws.
+  std::string error() const {
+    try {
+      forward();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  }
+};
+
+using RunTask = std::function<void(std::int64_t, int)>;
+
+TEST(Threads, ACallersExecutorThatRunsTasksAgainIsAnError) {
+  const auto error_with = [](std::int64_t again, std::int64_t left_out) {
+    return Passes("forward f32 b1 h4 q80 d8", 2,
+                  [=](std::int64_t tasks, const RunTask& fn) {
+                    for (std::int64_t task = 0; task < tasks; ++task)
+                      if (task != left_out) fn(task, 0);
+                    if (again >= 0) fn(again, 1);
+                  })
+        .error();
+  };
+  EXPECT_EQ(error_with(-1, -1), "");
+  EXPECT_EQ(error_with(2, 2), "");
+  EXPECT_NE(error_with(0, -1).find("tasks; expected all, each once"), std::string::npos);
+  EXPECT_NE(error_with(0, 1).find("tasks again and left out others; expected each once"), std::string::npos);
+}
+
+TEST(Threads, ACallersExecutorThatRunsTwoTasksInOneSlotIsAnError) {
+  const Passes passes("forward f32 b1 h4 q80 d8", 2, [](std::int64_t tasks, const RunTask& fn) {
+    fn(0, 1);
+    std::atomic<bool> inside{true};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t)
+      threads.emplace_back([&] {
+        while (inside) {
+          for (std::int64_t task = 1; task < tasks; ++task) fn(task, 0);
+        }
+      });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    inside = false;
+    for (std::thread& thread : threads) thread.join();
+  });
+  const std::string error = passes.error();
+  EXPECT_TRUE(error.find("options.executor: calls two tasks at once in slot 0") == 0 ||
+              error.find("options.executor: returned after ") == 0)
+      << error;
+}
+
+TEST(Threads, TasksThatAThrowingExecutorLeftRunningEndBeforeTheCall) {
+  std::thread other;
+  std::atomic<bool> begun{false};
+  const Passes passes("forward f32 b1 h4 q300 d64", 2, [&](std::int64_t, const RunTask& fn) {
+    other = std::thread([&begun, &fn] {
+      const RunTask& task = fn;
+      begun = true;
+      task(0, 0);
+    });
+    while (!begun) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    throw std::runtime_error("out of threads");
+  });
+  EXPECT_EQ(passes.error(), "out of threads");
+  other.join();
+}
+
+TEST(Threads, CallsInsideACallersExecutorHaveMemoryOfTheirOwn) {
+  const char* const line = "backward f32 b1 h4:2 q70 d16 score=\"tanh(score)\"";
+  const Passes inner("backward f32 b2 h4 q150 d32 score=\"score - abs(q_idx - kv_idx)\"", 2, [](std::int64_t tasks, const RunTask& fn) {
+    for (std::int64_t task = 0; task < tasks; ++task) fn(task, 1);
+  });
+  const auto nested = [&inner](std::int64_t tasks, const RunTask& fn) {
+    for (std::int64_t task = tasks - 1; task >= 0; --task) {
+      inner.forward();
+      fn(task, 0);
+      inner.backward();
+    }
+  };
+  const Passes outer(line, 2, nested), alone(line, 2, [](std::int64_t tasks, const RunTask&fn) {
+    for (std::int64_t task = 0; task < tasks; ++task) fn(task, 0);
+  });
+  for (const Passes* passes : {&outer, &alone}) passes->forward(), passes->backward();
+  const auto bytes = [](const TensorView& view) {
+    return std::string_view(static_cast<const char*>(view.data), static_cast<std::size_t>(view.numel()) * sizeof(float));
+  };
+  EXPECT_EQ(bytes(outer.data.forward_outputs().out), bytes(alone.data.forward_outputs().out));
+  const BackwardOutputs a = outer.data.backward_outputs(), b = alone.data.backward_outputs();
+  EXPECT_EQ(bytes(a.dq), bytes(b.dq));
+  EXPECT_EQ(bytes(a.dk), bytes(b.dk));
+  EXPECT_EQ(bytes(a.dv), bytes(b.dv));
 }
 
 /// Passes of C that add to their gradients, by one thread; how many threads the process has then, OpenMP's idle ones among them.
