@@ -1,6 +1,7 @@
 // foveal: the command line. Results on standard output, everything else on standard error.
 #include <fmt/core.h>
 
+#include <csignal>
 #include <cstdio>
 
 #include "command.h"
@@ -70,6 +71,7 @@ void add_plan_options(CLI::App& command, PlanOptions& options) {
 }  // namespace foveal::cli
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error like a full disk, and leaves nothing behind
   const int code = foveal::cli::run(argc, argv);
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
   std::perror("foveal: standard output");

@@ -5,7 +5,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <functional>
+#include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "base/check.h"
@@ -46,6 +50,48 @@ TEST(Parallel, TheLowestFailingTaskIsRethrownAfterAllHaveEnded) {
       EXPECT_EQ(ended, threads == 1 ? 21 : 50);
     }
   }
+}
+
+using RunTask = std::function<void(std::int64_t, int)>;
+
+TEST(Parallel, TwoTasksAtOnceInOneSlotAreAnError) {
+  std::atomic<bool> begun{false}, refused{false};
+  const Executor executor{2, [&](std::int64_t, const RunTask& fn) {
+                            std::thread other([&fn] { fn(0, 1); });
+                            while (!begun) std::this_thread::yield();
+                            fn(1, 1);
+                            refused = true;
+                            other.join();
+                          }};
+  try {
+    parallel_for(executor, 2, [&](std::int64_t task, int) {
+      EXPECT_EQ(task, 0);
+      begun = true;
+      while (!refused) std::this_thread::yield();
+    });
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "options.executor: calls two tasks at once in slot 1; expected slots of their own");
+  }
+}
+
+TEST(Parallel, TasksThatAThrowingExecutorLeftRunningEndBeforeTheCall) {
+  std::atomic<bool> begun{false}, ended{false};
+  std::thread other;
+  const Executor executor{2, [&](std::int64_t, const RunTask& fn) {
+                            other = std::thread([task = std::cref(fn)] { task(0, 0); });
+                            while (!begun) std::this_thread::yield();
+                            throw std::runtime_error("out of threads");
+                          }};
+  EXPECT_THROW(parallel_for(executor, 2,
+                            [&](std::int64_t, int) {
+                              begun = true;
+                              std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                              ended = true;
+                            }),
+               std::runtime_error);
+  EXPECT_TRUE(ended);
+  other.join();
 }
 
 TEST(Parallel, NestedCallsRunInline) {

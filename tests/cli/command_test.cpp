@@ -195,6 +195,18 @@ TEST_F(Command, OptionsThatWouldBeDroppedAreRefused) {
   }
 }
 
+TEST_F(Command, AFileThatMayNotGrowIsCode4AndLeavesNothing) {
+  write_tensors({counted("q", {1, 64, 4, 16}, 0.3f), counted("k", {1, 64, 4, 16}, 0.7f), counted("v", {1, 64, 4, 16}, 1.1f)},
+                path("in.npz"));
+  const std::string command =
+      "ulimit -f 4; '" + std::string(FOVEAL_COMMAND) + "' run -q " + path("in.npz") + " -o " + path("out.npz") + " 2>" + path("stderr");
+  const int status = std::system(("sh -c \"" + command + "\"").c_str());
+  EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, 4);
+  EXPECT_NE(text(path("stderr")).find("out.npz: cannot be written: File too large"), std::string::npos) << text(path("stderr"));
+  for (const auto& entry : fs::directory_iterator(fs::path(path("in.npz")).parent_path()))
+    EXPECT_TRUE(entry.path().filename() == "in.npz" || entry.path().filename() == "stderr") << entry.path();
+}
+
 TEST_F(Command, OutputThatCannotBeWrittenIsCode4) { EXPECT_EQ(run("explain 'forward q8' >/dev/full #").code, 4); }
 
 TEST_F(Command, WhatNothingCanDoIsCode3) {

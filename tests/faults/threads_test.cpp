@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
 #include <filesystem>
 #include <random>
 #include <thread>
@@ -153,44 +152,6 @@ TEST(Threads, ACallersExecutorThatRunsTasksAgainIsAnError) {
   EXPECT_EQ(error_with(2, 2), "");
   EXPECT_NE(error_with(0, -1).find("tasks; expected all, each once"), std::string::npos);
   EXPECT_NE(error_with(0, 1).find("tasks again and left out others; expected each once"), std::string::npos);
-}
-
-TEST(Threads, ACallersExecutorThatRunsTwoTasksInOneSlotIsAnError) {
-  const Passes passes("forward f32 b1 h4 q80 d8", 2, [](std::int64_t tasks, const RunTask& fn) {
-    fn(0, 1);
-    std::atomic<bool> inside{true};
-    std::vector<std::thread> threads;
-    for (int t = 0; t < 4; ++t)
-      threads.emplace_back([&] {
-        while (inside) {
-          for (std::int64_t task = 1; task < tasks; ++task) fn(task, 0);
-        }
-      });
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    inside = false;
-    for (std::thread& thread : threads) thread.join();
-  });
-  const std::string error = passes.error();
-  EXPECT_TRUE(error.find("options.executor: calls two tasks at once in slot 0") == 0 ||
-              error.find("options.executor: returned after ") == 0)
-      << error;
-}
-
-TEST(Threads, TasksThatAThrowingExecutorLeftRunningEndBeforeTheCall) {
-  std::thread other;
-  std::atomic<bool> begun{false};
-  const Passes passes("forward f32 b1 h4 q300 d64", 2, [&](std::int64_t, const RunTask& fn) {
-    other = std::thread([&begun, &fn] {
-      const RunTask& task = fn;
-      begun = true;
-      task(0, 0);
-    });
-    while (!begun) std::this_thread::yield();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    throw std::runtime_error("out of threads");
-  });
-  EXPECT_EQ(passes.error(), "out of threads");
-  other.join();
 }
 
 TEST(Threads, CallsInsideACallersExecutorHaveMemoryOfTheirOwn) {

@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "base/size_signal.h"
 #include "cuda/jit/image_file.h"
 
 namespace foveal::cuda::jit {
@@ -66,6 +67,7 @@ bool write_file(const File& folder, const std::string& name, const std::string& 
   const std::string aside = base::join(name, ".", getpid(), ".", counter++, ".tmp");
   File file(openat(*folder, aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return false;
+  const base::NoSizeSignal no_signal;
   bool written = true;
   for (std::size_t at = 0; at < text.size() && written;) {
     const ssize_t count = write(*file, text.data() + at, text.size() - at);
