@@ -1,7 +1,10 @@
 // The public calls: check -> plan (or find the plan) -> workspace -> run.
 #include "foveal/attention.h"
 
+#include <array>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "api/backends.h"
 #include "base/check.h"
@@ -28,21 +31,29 @@ const planning::PlanState& state_of(const std::shared_ptr<const planning::PlanSt
   return *state;
 }
 
-/// A thread's Buffers, borrowed for one run: reused, so that a run does not allocate; moved out, so that a nested run has its own.
+/// A thread's Buffers, borrowed for one run: reused, so that a run does not allocate. A nested run has its own. They stay in place, as even a
+/// move costs as much as a small run's checks, and those of a part are apart: no other call then clears what only they use.
 class BorrowedBuffers {
  public:
-  BorrowedBuffers() : buffers_(std::exchange(home(), {})) {}
-  ~BorrowedBuffers() { home() = std::move(buffers_); }
+  explicit BorrowedBuffers(bool of_part) : home_(base::of_thread<Home>().of[of_part]) {
+    if (home_.depth == home_.kept.size()) home_.kept.push_back(std::make_unique<problem::Buffers>());
+    buffers_ = home_.kept[home_.depth++].get();
+  }
+  ~BorrowedBuffers() { --home_.depth; }
   BorrowedBuffers(const BorrowedBuffers&) = delete;
   BorrowedBuffers& operator=(const BorrowedBuffers&) = delete;
-  problem::Buffers& operator*() { return buffers_; }
+  problem::Buffers& operator*() { return *buffers_; }
 
  private:
-  struct Home {
-    problem::Buffers buffers;
+  struct Nested {
+    std::vector<std::unique_ptr<problem::Buffers>> kept;
+    std::size_t depth = 0;
   };
-  static problem::Buffers& home() { return base::of_thread<Home>().buffers; }
-  problem::Buffers buffers_;
+  struct Home {
+    std::array<Nested, 2> of;
+  };
+  Nested& home_;
+  problem::Buffers* buffers_;
 };
 
 enum class Workspace { callers, pooled };
@@ -52,7 +63,7 @@ void run(const std::shared_ptr<const planning::PlanState>& shared, const Inputs&
          Workspace whose, Stream stream) {
   const base::FloatScope floats(base::plain_floats);
   const planning::PlanState& state = state_of(shared);
-  BorrowedBuffers buffers;
+  BorrowedBuffers buffers(state.problem.part);
   problem::fill_buffers(state.problem, inputs, outputs, *buffers);
   if (whose == Workspace::callers) problem::check_workspace(state.problem, *buffers, workspace, state.workspace_bytes);
   state.backend->keep_while_captured(stream, shared);

@@ -191,7 +191,8 @@ void check_kept(const Problem& p, const Part::Kept& kept) {
 void take_part(const Problem& problem, const Call& call, Buffers& buffers) {
   FOVEAL_CHECK(problem.part == (call.part != nullptr),
                "part: ", call.part ? "given; the plan expects none" : "absent; the plan expects it");
-  buffers.part = call.part ? *call.part : Part{};
+  if (call.part == nullptr) return;
+  buffers.part = *call.part;
   if (problem.spread) check_key_ranges(problem, buffers);
   if (problem.keeps_rows) check_kept(problem, buffers.part.kept);
 }
@@ -237,9 +238,10 @@ template <class Each>
 void check_overlaps(const Each& each) {
   each([&](Named output, const TensorView& a, bool a_is_output) {
     if (!a_is_output) return;
+    const ByteRange bytes_of_a = bytes_of(a);
     each([&](Named other, const TensorView& b, bool) {
       if (&a != &b)
-        FOVEAL_CHECK(!overlap(a, b), output.what, output.name, ": overlaps ", other.what, other.name,
+        FOVEAL_CHECK(!overlap(a, bytes_of_a, b), output.what, output.name, ": overlaps ", other.what, other.name,
                      " in memory; expected a place of its own");
     });
   });
@@ -316,8 +318,9 @@ void check_workspace(const Problem& problem, const Buffers& buffers, void* works
   TensorView scratch;
   scratch.data = workspace, scratch.dtype = DType::u8;
   scratch.rank = 1, scratch.sizes[0] = static_cast<std::int64_t>(bytes), scratch.strides[0] = 1;
+  const ByteRange bytes_of_scratch = bytes_of(scratch);
   each_tensor(problem, buffers, [&](Named tensor, const TensorView& view, bool) {
-    FOVEAL_CHECK(!overlap(scratch, view), "workspace: its ", bytes, " bytes overlap ", tensor.what, tensor.name,
+    FOVEAL_CHECK(!overlap(scratch, bytes_of_scratch, view), "workspace: its ", bytes, " bytes overlap ", tensor.what, tensor.name,
                  " in memory; expected a place of their own");
   });
 }

@@ -56,20 +56,6 @@ struct Equation {
   }
 };
 
-struct Range {
-  std::int64_t begin, end;
-};
-
-Range bytes_of(const TensorView& view) {
-  const auto width = static_cast<std::int64_t>(size_of(view.dtype));
-  Range bytes{reinterpret_cast<std::intptr_t>(view.data), reinterpret_cast<std::intptr_t>(view.data) + width};
-  for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
-    const std::int64_t extent = (view.sizes[d] - 1) * view.strides[d] * width;
-    (extent < 0 ? bytes.begin : bytes.end) += extent;
-  }
-  return bytes;
-}
-
 }  // namespace
 
 bool overlaps_itself(const TensorSpec& spec) {
@@ -86,8 +72,20 @@ bool overlaps_itself(const TensorSpec& spec) {
   return false;
 }
 
-bool overlap(const TensorView& a, const TensorView& b) {
-  const Range bytes_a = bytes_of(a), bytes_b = bytes_of(b);
+ByteRange bytes_of(const TensorView& view) {
+  const auto width = static_cast<std::int64_t>(size_of(view.dtype));
+  ByteRange bytes{reinterpret_cast<std::intptr_t>(view.data), reinterpret_cast<std::intptr_t>(view.data) + width};
+  for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
+    const std::int64_t extent = (view.sizes[d] - 1) * view.strides[d] * width;
+    (extent < 0 ? bytes.begin : bytes.end) += extent;
+  }
+  return bytes;
+}
+
+bool overlap(const TensorView& a, const TensorView& b) { return overlap(a, bytes_of(a), b); }
+
+bool overlap(const TensorView& a, const ByteRange& bytes_a, const TensorView& b) {
+  const ByteRange bytes_b = bytes_of(b);
   if (bytes_a.end <= bytes_b.begin || bytes_b.end <= bytes_a.begin) return false;
   const auto width_a = static_cast<std::int64_t>(size_of(a.dtype)), width_b = static_cast<std::int64_t>(size_of(b.dtype));
   Equation equation;  // address in a - address in b = 0

@@ -113,8 +113,8 @@ Problem make_problem(const Attention& attention, const BackwardInputs& inputs, c
 /// such tensors fit in 64 bits.
 void check_reach(const char* name, const TensorView& view);
 
-/// Collects the views of a call; throws invalid_argument if one differs from its spec, has no data, or overlaps an output. Reused buffers
-/// allocate nothing.
+/// Collects the views of a call; throws invalid_argument if one differs from its spec, has no data, or overlaps an output. Reused buffers,
+/// which are those of a call with a part or without one as before, allocate nothing.
 void fill_buffers(const Problem& problem, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers);
 void fill_buffers(const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, Buffers& buffers);
 
