@@ -8,6 +8,8 @@ import pathlib
 import sys
 from types import ModuleType
 
+from .results import NotResults
+
 VERBS = {  # each a module of that name with arguments(parser) and main(options), imported when it is asked for: some need no torch, some no foveal
     "run": "suites of problem lines: foveal and its rivals, interleaved in one process",
     "report": "tables, plots and one HTML page from result files",
@@ -26,12 +28,30 @@ VERBS = {  # each a module of that name with arguments(parser) and main(options)
 
 def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
-    if not words or words[0] not in VERBS:
+    if not words or words in (["-h"], ["--help"]):
         print(f"usage: foveal-bench VERB [ARGUMENT...]\n\n{__doc__}\n")
         print("\n".join(f"  {verb:<12} {what}" for verb, what in VERBS.items()))
-        return 0 if words in (["-h"], ["--help"]) else 2
-    module, options = parse(*words)
-    return int(module.main(options) or 0)
+        return 0 if words else 2
+    if words[0] not in VERBS:
+        return wrong(f"foveal-bench: {words[0]!r} is no verb; expected one of {', '.join(VERBS)}")
+    try:
+        module, options = parse(*words)
+        return int(module.main(options) or 0)
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] == __package__:
+            raise
+        return wrong(f"foveal-bench {words[0]}: needs the Python package {error.name}, which is not installed")
+    except NotResults as error:
+        return wrong(f"foveal-bench {words[0]}: {error}")
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return wrong(f"foveal-bench {words[0]}: {error.filename}: {error.strerror}")
+
+
+def wrong(what: str) -> int:
+    print(what, file=sys.stderr)
+    return 2
 
 
 def parse(verb: str, *words: str) -> tuple[ModuleType, argparse.Namespace]:

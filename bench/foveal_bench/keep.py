@@ -19,7 +19,7 @@ import pathlib
 from typing import Any, Callable
 
 from . import machine
-from .results import Rows
+from .results import NotResults, Rows
 
 
 def checks(report: list[dict[str, Any]], rows: Rows) -> None:
@@ -110,10 +110,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    text = options.report.read_text()
-    report = text if REPORTS[options.suite] in _TABLES else json.loads(text)
-    of_gpu = options.suite in ("first-call-gpu", "programs-gpu") or (isinstance(report, dict) and "programs" in report and options.suite in ("errors", "soak"))
-    origin = machine.describe("cuda" if of_gpu else "cpu")
-    if options.made_by:
-        origin["command"] = options.made_by
-    REPORTS[options.suite](report, Rows(options.output, origin))
+    try:
+        text = options.report.read_text()
+        report = text if REPORTS[options.suite] in _TABLES else json.loads(text)
+        of_gpu = options.suite in ("first-call-gpu", "programs-gpu") or (isinstance(report, dict) and "programs" in report and options.suite in ("errors", "soak"))
+        origin = machine.describe("cuda" if of_gpu else "cpu")
+        if options.made_by:
+            origin["command"] = options.made_by
+        REPORTS[options.suite](report, Rows(options.output, origin))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NotResults(f"{options.report}: no report of {options.suite}: {type(error).__name__}: {error}") from error

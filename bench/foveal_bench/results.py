@@ -113,15 +113,19 @@ def _shown(suite: str, case: str, found: Row) -> str:
     return "  ".join([suite, case, *([found["contender"]] if "contender" in found else []), *figures, *([found["refused"]] if "refused" in found else [])])
 
 
+class NotResults(ValueError):
+    """A file is not what a measurement wrote; the text says where."""
+
+
 def read(path: pathlib.Path) -> list[Row]:
-    """All rows of a file. ValueError names a line that is none."""
+    """All rows of a file. NotResults names a line that is none."""
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         try:
             row = json.loads(line)
             rows.append({**row, "suite": row["suite"], "case": row["case"]})
         except (ValueError, TypeError, KeyError):
-            raise ValueError(f"{path}:{number}: not a row: {line[:80]!r}") from None
+            raise NotResults(f"{path}:{number}: not a row: {line[:80]!r}") from None
     return rows
 
 

@@ -83,3 +83,19 @@ def test_a_wrong_answer_is_refused():
     assert golden.check(case, gold, job) is None
     wrong = rivals.Job(job.forward, lambda: [g * 1.001 for g in job.backward()])
     assert "dq" in golden.check(case, gold, wrong)
+
+
+@pytest.mark.parametrize(("words", "why"), [
+    (["nothing"], "foveal-bench: 'nothing' is no verb; expected one of run, "),
+    (["report", "{folder}/missing"], "foveal-bench report: {folder}/missing: No such file or directory"),
+    (["report", "{folder}"], "foveal-bench report: {folder}: Is a directory"),
+    (["report", "{folder}/wrong"], "foveal-bench report: {folder}/wrong:1: not a row: "),
+    (["keep", "soak", "{folder}/wrong"], "foveal-bench keep: {folder}/wrong: no report of soak: "),
+    (["keep", "support", "{folder}/bytes"], "foveal-bench keep: {folder}/bytes: no report of support: "),
+])  # fmt: skip
+def test_what_is_wrong_is_said_without_a_traceback(tmp_path, capsys, words, why):
+    (tmp_path / "wrong").write_text("no rows\n")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    output = ["--output", str(tmp_path / "out")] if len(words) > 1 else []
+    assert main([word.format(folder=tmp_path) for word in words] + output) == 2
+    assert capsys.readouterr().err.startswith(why.format(folder=tmp_path))
