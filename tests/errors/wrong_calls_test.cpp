@@ -509,7 +509,10 @@ const std::vector<Row> rows{
     {"NumThreads", [](Calls&) { set_num_threads(-1); }, "threads: -1; expected 0 (all) to 4096"},
     {"EmptyExecutor", [](Calls& c) { c.options.executor = std::make_shared<Executor>(), c.forward(); },
      "options.executor: no function; expected one that runs tasks"},
-    {"ExecutorWithoutSlots", [](Calls& c) { c.options.executor = std::make_shared<Executor>(Executor{0, {}}), c.forward(); },
+    {"ExecutorWithoutSlots",
+     [](Calls& c) {
+       c.options.executor = std::make_shared<Executor>(Executor{0, {}}), c.forward();
+     },
      "options.executor: concurrency 0; expected 1 to 4096"},
     {"WrongDeviceForBackend",
      [](Calls& c) {
