@@ -18,8 +18,10 @@ Lowering::Lowering(TapeNodes& nodes, const scoring::Program& program) : nodes_(n
   narrow_.assign(count, no_node);
   wide_.assign(count, no_node);
   linear_.assign(count, {});
+  holds_score_.assign(count, false);
   if (nodes.source().widths) flags_ = nodes.source().widths->wide(program);
   for (ValueId id = 0; id < count; ++id) {
+    holds_score_[id] = holds_score(program_[id]);
     if (program_[id].type == Type::integer && (is_wide(id) || has_wide_operand(program_[id]))) {
       wide_[id] = lower_wide(id);
       narrow_[id] = nodes_.make(TapeOp::shorten, wide_[id]);
@@ -307,6 +309,32 @@ NodeId Lowering::sum(const Linear& linear) {
 
 // ---- constant factors ----
 
+/// Is a value the raw score, rounded already, plus other terms, or a multiple of that?
+bool Lowering::holds_score(const Instr& instr) const {
+  const auto in = [&](std::size_t k) { return instr.arg[k] >= 0 && holds_score_[instr.arg[k]]; };
+  switch (instr.op) {
+    case Op::score:
+      return true;
+    case Op::neg:
+    case Op::div:
+      return in(0);
+    case Op::add:
+    case Op::sub:
+    case Op::mul:
+      return in(0) || in(1);
+    default:
+      return false;
+  }
+}
+
+/// Whether (a + b) * factor may be a * factor + b * factor. The factor rounds both terms, which shows where they cancel (0.01 * (t[q_idx] -
+/// t[kv_idx]) of time stamps), unless it is a power of two, or the sum is rounded like the raw score in it.
+bool Lowering::distributes(ValueId sum, double factor) const {
+  int exponent = 0;
+  const bool exact = std::abs(std::frexp(factor, &exponent)) == 0.5 && std::abs(exponent) <= 16;
+  return exact || holds_score_[sum];
+}
+
 /// value * factor, with the factor pushed to where it is cheapest: into constants, lower ranks and the scale of the dot products. `budget`: so
 /// many operations may still be repeated with the factor; values that are used more than once would become exponentially many.
 NodeId Lowering::scaled(ValueId id, double factor, int& budget) {
@@ -320,9 +348,9 @@ NodeId Lowering::scaled(ValueId id, double factor, int& budget) {
   const auto part = [&](std::size_t k, double by) { return scaled(instr.arg[k], by, budget); };
   switch (instr.op) {
     case Op::add:
-      return nodes_.make(TapeOp::add_r, part(0, factor), part(1, factor));
     case Op::sub:
-      return nodes_.make(TapeOp::sub_r, part(0, factor), part(1, factor));
+      if (!distributes(id, factor)) return multiplied();
+      return nodes_.make(instr.op == Op::add ? TapeOp::add_r : TapeOp::sub_r, part(0, factor), part(1, factor));
     case Op::neg:
       return part(0, -factor);
     case Op::min:

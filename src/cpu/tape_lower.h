@@ -64,6 +64,8 @@ class Lowering {
   Sums sums_by_rank(const scoring::Linear& linear);
   NodeId total(std::initializer_list<NodeId> parts);
 
+  bool holds_score(const scoring::Instr& instr) const;
+  bool distributes(ValueId sum, double factor) const;
   NodeId scaled(ValueId id, double factor, int& budget);
 
   TapeNodes& nodes_;
@@ -71,6 +73,7 @@ class Lowering {
   base::IdVector<NodeId> narrow_, wide_;  ///< nodes of each value, in the tile's precision and in double; wide_ also integers of 64 bits
   base::IdVector<char> flags_;            ///< which integers are wide, see IntegerWidths
   base::IdVector<scoring::Linear> linear_;
+  base::IdVector<char> holds_score_;
   std::map<ValueId, NodeId> atoms_;
   ValueId q_ = -1, kv_ = -1;  ///< q_idx and kv_idx, the first of each
 };

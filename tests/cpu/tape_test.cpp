@@ -480,6 +480,59 @@ void check_dropout(const std::string& target) {
   }
 }
 
+/// A constant factor must not round what cancels: of time stamps and coordinates a float holds little more than the difference.
+TEST(TapeOperations, TakeDifferencesBeforeTheyAreScaled) {
+  const char* scores[] = {
+      "score + 0.01 * (t[q_idx] - t[kv_idx])",
+      "score + (t[q_idx] - t[kv_idx]) / 3",
+      "score - 0.1 * (t[q_idx] - t[kv_idx] - 5)",
+      "score + 0.3 * (7 - (t[kv_idx] - t[q_idx]))",
+      "score - 0.7 * (0.03 * (u[kv_idx, q_idx] - t[q_idx]))",
+      "0.1 * (score + 3 * (t[q_idx] - t[kv_idx]))",
+      "score + 0.01 * min(t[q_idx] - t[kv_idx], 3 * (t[kv_idx] - t[q_idx]))",
+      "score - 0.05 * ((t[q_idx] - t[kv_idx]) ** 2 + (u[0, q_idx] - u[0, kv_idx]) ** 2)",
+      "score + 0.01 * where(head == 0, t[q_idx] - t[kv_idx], -t[q_idx] + t[kv_idx])",
+  };
+  for (const char* score : scores) {
+    problem::CaseData data(problem::parse_line(std::string("forward f32 b1 h2 q32 d8 score=\"") + score +
+                                               "\" param=\"t: real[32]\" param=\"u: real[32, 32]\""));
+    const problem::Problem problem = problem::make_problem(data.line().attention, data.forward_inputs(), data.forward_outputs());
+    std::mt19937 random(3);
+    std::vector<TensorView> params;
+    for (std::size_t i = 0; i < problem.params.size(); ++i) {
+      params.push_back(data.param(i));
+      std::vector<double> stamps(problem.params[i].param.shape().size() == 1 ? 32 : 32 * 32);
+      for (double& stamp : stamps) stamp = 12345678 + static_cast<double>(random() % 64);
+      problem::set_values(params.back(), stamps);
+    }
+    Meaning meaning(problem, data);
+    for (const std::string& target : tape_targets()) {
+      SCOPED_TRACE(target + ": " + score);
+      const Tape tape(problem, target);
+      Aligned<char> memory(tape.data_bytes()), scratch(tape.scratch_bytes(32, 32));
+      const TapeData bound = tape.bind(params, memory.data);
+      std::vector<std::int32_t> head(32, 1), q_idx(32);
+      for (int i = 0; i < 32; ++i) q_idx[static_cast<std::size_t>(i)] = i;
+      TileFrame frame;
+      frame.keys = 32, frame.lanes = frame.ld = 32;
+      frame.head = head.data(), frame.q_idx = q_idx.data();
+      Aligned<float> tile(32 * 32);
+      for (std::size_t i = 0; i < tile.size; ++i) tile[i] = 0;
+      tape.apply<float>(frame, bound, tile.data, tile.data, false, nullptr, scratch.data);
+      double largest = 0;
+      for (std::int32_t row = 0; row < 32; ++row)
+        for (std::int32_t lane = 0; lane < 32; ++lane) {
+          const scoring::Point point{.score = 0, .head = 1, .q_idx = lane, .kv_idx = row, .seqlen_q = 32, .seqlen_kv = 32};
+          const double expected = meaning.run(problem.score->forward, point);
+          largest = std::max(largest, std::abs(expected));
+          EXPECT_NEAR(static_cast<double>(tile[static_cast<std::size_t>(row * 32 + lane)]), expected, 1e-6 * std::abs(expected));
+        }
+      EXPECT_GT(largest, 0.1);
+      EXPECT_LT(largest, 1000);
+    }
+  }
+}
+
 /// Divisors that a whole tile shares take a way of their own, by reciprocals.
 TEST(TapeOperations, DivideByASharedDivisorExactly) {
   const std::int32_t divisors[] = {1, 2, 3, 5, 7, 49, 64, 1000, 65537, 4194305, 1073741824, 2147483646, 2147483647, -3, 0};
