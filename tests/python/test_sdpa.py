@@ -162,7 +162,7 @@ def test_scales():
         (lambda q, k, v: (q[0, 0, 0], k, v, {}), RuntimeError, "query: rank 1; expected at least 2"),
         (lambda q, k, v: (q, k.float(), v, {}), RuntimeError, "key: dtype torch.float32; expected torch.float64, query's"),
         (lambda q, k, v: (q.int(), k, v, {}), RuntimeError, "query: dtype torch.int32"),
-        (lambda q, k, v: (q.to("meta"), k, v, {}), RuntimeError, "query: torch.strided on meta; expected a dense tensor on cpu or cuda"),
+        (lambda q, k, v: (q.to("meta"), k, v, {}), RuntimeError, "key: on cpu; expected meta, query's device"),
         (lambda q, k, v: (q, k.detach().to_sparse(), v, {}), RuntimeError, "key: torch.sparse_coo on (cpu|cuda:0); expected a dense tensor"),
         (lambda q, k, v: (q, k[..., :4], v, {}), RuntimeError, "key: head_dim 4; expected 8, query's"),
         (lambda q, k, v: (q, k, v[:, :, :3], {}), RuntimeError, "value: seqlen 3; expected 7, key's"),
@@ -221,3 +221,20 @@ def test_autocast_leaves_doubles_alone():
     with torch.autocast(torch.get_default_device().type, torch.bfloat16):
         assert foveal.torch.scaled_dot_product_attention(*inputs()).dtype == torch.float64
         same(inputs(dtype=torch.float32), 3e-2)
+
+
+@pytest.mark.parametrize("shapes", [((2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 6)), ((5, 8), (7, 8), (7, 6)), ((3, 2, 4, 5, 8), (2, 4, 7, 8), (1, 4, 7, 6)), ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))])
+def test_meta_tensors(shapes):
+    """As models are built without memory: the result's shape, dtype and place in the graph of gradients."""
+    q, k, v = (torch.empty(shape, device="meta", dtype=torch.bfloat16, requires_grad=True) for shape in shapes)
+    gqa = q.dim() == 4 and q.shape[1] != k.shape[1]
+    mask = torch.empty(5, 7, device="meta", dtype=torch.bool)
+    for options in ({}, {"attn_mask": mask}, {"is_causal": True, "dropout_p": 0.1}):
+        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=gqa, **options)
+        found = foveal.torch.scaled_dot_product_attention(q, k, v, enable_gqa=gqa, **options)
+        assert (found.shape, found.dtype, found.device.type, found.requires_grad) == (wanted.shape, wanted.dtype, "meta", True)
+        assert torch.autograd.grad(found.sum(), q)[0].shape == q.shape
+    with pytest.raises(ValueError, match="attn_mask: shape"):
+        foveal.torch.scaled_dot_product_attention(q, k, v, torch.empty(5, 6, device="meta", dtype=torch.bool), enable_gqa=gqa)
+    with pytest.raises(ValueError, match="attn_mask: on cpu; expected meta"):
+        foveal.torch.scaled_dot_product_attention(q, k, v, torch.ones(5, 7, dtype=torch.bool), enable_gqa=gqa)

@@ -42,6 +42,8 @@ def scaled_dot_product_attention(
     (added to the scores); or a torch.nn.attention.bias.CausalBias.
     dropout_p: draws from torch's generator of query's device, on that device: a captured CUDA graph drops other pairs on each replay.
 
+    Tensors on the device meta give a result there, without elements.
+
     Nested tensors of layout torch.jagged: [batch, heads, seqlen, head_dim] with different seqlens, without attn_mask.
 
     Returns [..., heads_q, seqlen_q, head_dim_v]. Raises CallError (a ValueError and a RuntimeError) where torch raises or leaves the result undefined.
@@ -69,7 +71,12 @@ def scaled_dot_product_attention(
     if 0 in query.shape or 0 in key.shape or 0 in value.shape:  # nothing to compute: torch knows what it returns then
         return _torchs(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     query, key, value, batch_shape = _aligned(query, key, value, enable_gqa)
-    out = _attend(query, key, value, read, mask, dropout_p, scale, batch_shape)
+    if query.is_meta:  # the result has no elements
+        if read is not None:
+            _as_rank_four(read, batch_shape, query.shape[-2], key.shape[-2])
+        out = _torchs(query, key, value, enable_gqa=True)
+    else:
+        out = _attend(query, key, value, read, mask, dropout_p, scale, batch_shape)
     return out if len(batch_shape) == 2 else out.reshape(*batch_shape, *out.shape[-2:])
 
 
@@ -105,7 +112,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"scaled_dot_product_attention: {name}: found {type(tensor).__name__}; expected a torch.Tensor")
-        if tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda):
+        if tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta):
             raise CallError(f"scaled_dot_product_attention: {name}: {tensor.layout} on {tensor.device}; expected a dense tensor on cpu or cuda")
         if tensor.dim() < 2:
             raise CallError(
@@ -115,7 +122,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise CallError(
                 f"scaled_dot_product_attention: {name}: dtype {tensor.dtype}; expected torch.float64, float32, bfloat16 or float16"
             )
-        if tensor.dtype != query.dtype and dtype_of(tensor) != dtype_of(query):
+        if tensor.dtype != query.dtype and (query.is_meta or tensor.is_meta or dtype_of(tensor) != dtype_of(query)):
             raise CallError(f"scaled_dot_product_attention: {name}: dtype {tensor.dtype}; expected {query.dtype}, query's")
         if tensor.device != query.device:
             raise CallError(f"scaled_dot_product_attention: {name}: on {tensor.device}; expected {query.device}, query's device")
@@ -129,7 +136,7 @@ def _check_mask(attn_mask: Tensor, query: Tensor) -> None:
     if not isinstance(attn_mask, Tensor):
         raise TypeError(f"scaled_dot_product_attention: attn_mask: found {type(attn_mask).__name__}; expected a torch.Tensor or None")
     added: tuple[torch.dtype, ...] = (torch.float32, query.dtype)
-    if dtype_of(query) != torch.float64 and torch.is_autocast_enabled(query.device.type):  # which casts masks, too
+    if not query.is_meta and dtype_of(query) != torch.float64 and torch.is_autocast_enabled(query.device.type):  # which casts masks, too
         added = (torch.float32, torch.bfloat16, torch.float16)
     if attn_mask.dtype != torch.bool and attn_mask.dtype not in added:
         raise CallError(
