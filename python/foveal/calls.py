@@ -188,7 +188,7 @@ class Call:
             return value
         value = arrays.plain_number(value)
         if isinstance(value, (bool, int, float)):
-            value = _core.constant(value)
+            value = _core.constant(value) if value == value else formulas.nan()
         if isinstance(value, Number):
             value = value.__score__()
         if isinstance(value, Expr):

@@ -6,6 +6,7 @@ A `where` takes the derivative of the branch that is taken, `maximum` and `minim
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any, Callable, Sequence
 
@@ -313,6 +314,24 @@ def largest(items: Sequence[Any]) -> Any:
 
 def smallest(items: Sequence[Any]) -> Any:
     return extreme(_core.minimum, items)
+
+
+def first_extreme(is_better: Callable[[Any, Any], Any], items: Sequence[Any]) -> tuple[Any, Any]:
+    """The first of the largest (operator.gt) or smallest, whose derivative it has, and its place; NaN before all others."""
+    best, place = items[0], _core.constant(0)
+    for at, item in enumerate(items[1:], 1):
+        better = is_better(item, best) | (is_nan(item) & ~is_nan(best)) if is_real(item) else is_better(item, best)
+        best, place = where(better, item, best), where(better, at, place)
+    return best, place
+
+
+def running_totals(items: Sequence[Any]) -> list[Any]:
+    return list(itertools.accumulate(items, lambda a, b: a + b))
+
+
+def nan() -> Any:
+    """The language has no constant NaN."""
+    return _core.sqrt(_core.constant(-1.0))
 
 
 def any_of(items: Sequence[Any]) -> Any:

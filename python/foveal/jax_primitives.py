@@ -29,6 +29,7 @@ _OWN = str(pathlib.Path(jax.__file__).parent)
 # Primitives by the names of jax_trace's table.
 _NAMES = {
     **{name: name for name in "abs add and ceil cos cosh eq erf exp exp2 expm1 floor ge gt le log log1p logistic lt mul ne neg or".split()},
+    **{name: name for name in "acos acosh asin asinh atan atan2 atanh erfc".split()},
     **{name: name for name in "pow rsqrt sign sin sinh sqrt square stop_gradient sub tan tanh xor".split()},
     **{"max": "lax.max", "min": "lax.min", "div": "lax.div", "rem": "lax.rem", "clamp": "lax.clamp", "not": "bitwise_not", "is_finite": "isfinite"},
     **{"shift_left": "lshift", "shift_right_arithmetic": "rshift", "convert_element_type": "astype", "copy": "copy", "copy_p": "copy", "add_any": "add"},
@@ -115,7 +116,8 @@ class _Reader:
         """Numbers of the program, such as the 0 of x[0, j]; arrays that it captured stay arrays."""
         if not isinstance(value, np.ndarray) or value.size > MAX_CHOICES:
             return value
-        return self.tracer.symbol([_core.constant(x) for x in value.reshape(-1).tolist()], value.shape, value.dtype)
+        items = [_core.constant(x) if x == x else formulas.nan() for x in value.reshape(-1).tolist()]
+        return self.tracer.symbol(items, value.shape, value.dtype)
 
     def primitive(self, call: Call, params: dict[str, Any]) -> Any:
         name = call.name
@@ -287,8 +289,8 @@ def _rows(capture: Capture, first: list[Any], sizes: Sequence[int]) -> Capture:
 def _elements(call: Call, operand: Any) -> Callable[[list[Any]], Any]:
     """Reads an element of an array, or chooses one of expressions."""
     if not _depends(operand):
-        param = call.tracer.param(jnp.asarray(operand))
-        return lambda index: param.read([_core.constant(i) for i in index])
+        array = jnp.asarray(operand)
+        return lambda index: call.tracer.element(array, [_core.constant(i) for i in index])
     symbol = call.symbol(operand)
     if len(symbol._items) > MAX_CHOICES:
         raise call.refuse(f"a symbol as an index of {len(symbol._items)} expressions; at most {MAX_CHOICES}: index the array first")
@@ -376,16 +378,11 @@ def _dot_general(call: Call, params: dict[str, Any]) -> Any:
     return call.made([formulas.dot(a, b) for rows, columns in both for a in rows for b in columns], call.result)
 
 
-def _first_of_the_largest(call: Call, params: dict[str, Any]) -> Any:
-    if jnp.issubdtype(call.args[0].dtype, jnp.floating):
-        raise call.refuse("reals, of which one may be NaN; expected integers or booleans")
+def _place_of_extreme(call: Call, params: dict[str, Any]) -> Any:
+    is_better = operator.gt if call.name == "argmax" else operator.lt
 
     def place(items: Sequence[Any]) -> Any:
-        best, at = _core.to_integer(items[0]), _core.constant(0)
-        for i, item in enumerate(items[1:], 1):
-            better = _core.to_integer(item) > best
-            best, at = _core.where(better, _core.to_integer(item), best), _core.where(better, i, at)
-        return at
+        return formulas.first_extreme(is_better, [item if formulas.is_real(item) else _core.to_integer(item) for item in items])[1]
 
     return over_dims(call, place, call.args[0], params["axes"])
 
@@ -399,5 +396,5 @@ def _reduce_precision(call: Call, params: dict[str, Any]) -> Any:
 
 _MEANINGS = {
     "select_n": _select, "dynamic_slice": _dynamic_slice, "gather": _gather, "dot_general": _dot_general, "cumsum": _cumsum,
-    "argmax": _first_of_the_largest, "reduce_precision": _reduce_precision,
+    "argmax": _place_of_extreme, "argmin": _place_of_extreme, "reduce_precision": _reduce_precision,
 }  # fmt: skip

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _core, formulas, jax_primitives, questions
+from . import _core, formulas, jax_primitives, questions, special
 from ._core import Expr, Type
 from .calls import Call, CallTracer, Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, same, signature_of
 from .calls import rounding, shift, stopped, unary
@@ -185,6 +185,8 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "expm1": formulas.expm1,
     "sinh": formulas.sinh,
     "cosh": formulas.cosh,
+    **{name: getattr(special, name.replace("arc", "a")) for name in "atan arctan asin arcsin acos arccos asinh arcsinh acosh arccosh atanh arctanh".split()},
+    "erfc": special.erfc,
     "square": formulas.square,
     "reciprocal": lambda x: 1.0 / x,
     "neg": operator.neg,
@@ -225,6 +227,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "logaddexp": formulas.logaddexp,
     "logaddexp2": formulas.logaddexp2,
     "hypot": _hypot,
+    **dict.fromkeys(("atan2", "arctan2"), special.atan2),
     "float_power": _core.pow,
     "eq": operator.eq,
     "equal": operator.eq,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import operator
 from dataclasses import dataclass, field, replace
@@ -19,16 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from . import _core, arrays, formulas, guards, questions, torch_views
+from . import _core, arrays, formulas, guards, questions, special, torch_views
 from ._core import Expr, Type
 from .calls import (
     Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, in_steps, layout, matmul, over_dims, reduction, rounding, same, shift, signature_of, stopped,
     symbolic, unary,
 )  # fmt: skip
 from .numbers import Number
-from .trace import IN_PLACE, MAX_UNROLL, Capture, Symbols, groups
+from .trace import IN_PLACE, MAX_UNROLL, Capture, Symbols, broadcast, groups
 
-_NARROW = {torch.uint8: (0, 256), torch.int8: (128, 256), torch.int16: (32768, 65536)}
+_NARROW = {torch.uint8: (0, 256), torch.uint16: (0, 65536), torch.uint32: (0, 2**32), torch.int8: (128, 256), torch.int16: (32768, 65536)}
 _SIXTEEN = (torch.bfloat16, torch.float16)
 _OF_NUMBERS = frozenset("mul multiply div divide true_divide truediv floor_divide floordiv lerp".split())
 _META = torch.device("meta")
@@ -253,13 +254,22 @@ def _bucket(call: Call) -> Any:
     return call.made([formulas.total([_core.constant(0), *[_core.to_integer(before(bound, item)) for bound in boundaries._items]]) for item in x._items], call.result)
 
 
-def _largest_or_smallest(pairwise: Callable[[Any, Any], Any], of_many: Callable[[Sequence[Any]], Any]) -> Meaning:
-    """torch.max and min: of one tensor, or of two."""
+def _largest_or_smallest(pairwise: Callable[[Any, Any], Any], of_many: Callable[[Sequence[Any]], Any], is_better: Callable[[Any, Any], Any]) -> Meaning:
+    """torch.max and min: of one tensor, along one dimension of it with the places, or of two tensors."""
     two, one = binary(pairwise), _reduction(of_many)
 
     def meaning(call: Call) -> Any:
         second = call.args[1] if len(call.args) > 1 else call.kwargs.get("other")
-        return two(call) if isinstance(second, (torch.Tensor, Symbols, Capture)) else one(call)
+        if isinstance(second, (torch.Tensor, Symbols, Capture)):
+            return two(call)
+        if isinstance(call.result, torch.Tensor):
+            return one(call)
+        arguments = call.bind(_PLACE)
+        parts = [
+            over_dims(replace(call, result=look), lambda items: formulas.first_extreme(is_better, items)[which], arguments["input"], arguments["dim"])
+            for which, look in enumerate(call.result)
+        ]
+        return type(call.result)(parts)
 
     return meaning
 
@@ -355,6 +365,64 @@ def _index_select(call: Call) -> Any:
     array, index = _captured(call, array), call.symbol(index)
     places = Symbol(call.tracer, index._items, (len(index._items),), index._dtype)
     return array[(*[slice(None)] * (dim % array.ndim), places)]
+
+
+@signature_of
+def _GATHER(input: Any, dim: Any, index: Any, *, sparse_grad: bool = False) -> None: ...  # noqa: N802
+
+
+@signature_of
+def _TAKE(input: Any, index: Any) -> None: ...  # noqa: N802
+
+
+@signature_of
+def _TAKE_ALONG(input: Any, indices: Any, dim: Any = None) -> None: ...  # noqa: N802
+
+
+def _at(array: Any, place: Sequence[Any]) -> Expr:
+    """An element of a captured tensor, or of one of expressions."""
+    of = array._tracer
+    found = array[tuple([Symbol(of, [at], (), torch.int64) if isinstance(at, Expr) else at for at in place])] if place else array
+    item: Expr = (found._read() if isinstance(found, Capture) else found)._items[0]
+    return item
+
+
+def _gather(call: Call) -> Any:
+    """torch.gather, and take_along_dim, which broadcasts its operands."""
+    given = call.bind(_GATHER if call.name == "gather" else _TAKE_ALONG)
+    array, index = given["input"], call.symbol(given["index" if call.name == "gather" else "indices"])
+    if given["dim"] is None:
+        return _take(replace(call, name="take", args=(array, index), kwargs={}))
+    array = array if isinstance(array, Symbol) else _captured(call, array)
+    rank = len(array.shape)
+    dim = given["dim"] % max(rank, 1)
+    shape = tuple(call.result.shape)
+    items = []
+    for place, (item,) in zip(itertools.product(*map(range, shape)), broadcast([(index._items, index._shape)], shape)):
+        items.append(_at(array, [item if d == dim else 0 if call.name != "gather" and array.shape[d] == 1 else place[d] for d in range(rank)]))
+    return call.moved(items, call.result)
+
+
+def _take(call: Call) -> Any:
+    """Elements of a tensor by their numbers in it."""
+    array, index = call.bind(_TAKE).values()
+    array, index = array if isinstance(array, Symbol) else _captured(call, array), call.symbol(index)
+    shape = tuple(array.shape)
+    steps = arrays.row_major(shape)
+    items = []
+    for item in index._items:
+        number = _core.wrapped_index(item, math.prod(shape))
+        items.append(_at(array, [number // step % extent if d else number // step for d, (step, extent) in enumerate(zip(steps, shape))]))
+    return call.moved(items, call.result)
+
+
+@signature_of
+def _PLACE(input: Any, dim: Any = None, keepdim: bool = False) -> None: ...  # noqa: N802
+
+
+def _place_of(is_better: Callable[[Any, Any], Any]) -> Meaning:
+    """torch.argmax and argmin."""
+    return reduction(lambda items: formulas.first_extreme(is_better, items)[1], _PLACE, "dim")
 
 
 def _chosen(x: Symbol, index: Any) -> Symbol:
@@ -516,6 +584,8 @@ _TABLE: dict[str, Meaning] = {
     "expm1": unary(formulas.expm1),
     "sinh": unary(formulas.sinh),
     "cosh": unary(formulas.cosh),
+    **{name: unary(getattr(special, name.replace("arc", "a"))) for name in "atan arctan asin arcsin acos arccos asinh arcsinh acosh arccosh atanh arctanh".split()},
+    "erfc": unary(special.erfc),
     "square": unary(formulas.square),
     "reciprocal": unary(lambda x: 1.0 / x),
     "neg": unary(operator.neg),
@@ -582,8 +652,8 @@ _TABLE: dict[str, Meaning] = {
     "minimum": binary(_core.minimum),
     "fmax": binary(functools.partial(_but_nan, operator.ge)),
     "fmin": binary(functools.partial(_but_nan, operator.le)),
-    "max": _largest_or_smallest(_core.maximum, formulas.largest),
-    "min": _largest_or_smallest(_core.minimum, formulas.smallest),
+    "max": _largest_or_smallest(_core.maximum, formulas.largest, operator.gt),
+    "min": _largest_or_smallest(_core.minimum, formulas.smallest, operator.lt),
     "clamp": elementwise(lambda input, min=None, max=None: formulas.clamped(input, min, max), 3),
     "clip": elementwise(lambda input, min=None, max=None: formulas.clamped(input, min, max), 3),
     "clamp_min": elementwise(lambda input, min: formulas.clamped(input, min, None), 2),
@@ -593,6 +663,7 @@ _TABLE: dict[str, Meaning] = {
     "logaddexp": binary(formulas.logaddexp),
     "logaddexp2": binary(formulas.logaddexp2),
     "hypot": binary(formulas.hypot),
+    **dict.fromkeys(("atan2", "arctan2"), binary(special.atan2)),
     "xlogy": in_steps(formulas.xlogy, 2),
     "lerp": elementwise(lambda input, end, weight: formulas.lerp(input, end, weight), 3),
     "addcmul": elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * tensor1 * tensor2, 3),
@@ -626,12 +697,15 @@ _TABLE: dict[str, Meaning] = {
     "sum": _reduction(formulas.total),
     "mean": _reduction(formulas.mean),
     "prod": _reduction_in_steps(formulas.product),
+    "argmax": _place_of(operator.gt),
+    "argmin": _place_of(operator.lt),
     "amax": _reduction(formulas.largest),
     "amin": _reduction(formulas.smallest),
     "any": _reduction(formulas.any_of),
     "all": _reduction(formulas.all_of),
     "logsumexp": _reduction_in_steps(formulas.logsumexp),
     "count_nonzero": _reduction(lambda items: formulas.total([_core.to_boolean(x) for x in items])),
+    "cumsum": _along(formulas.running_totals),
     "softmax": _along(formulas.softmax),
     "log_softmax": _along(formulas.log_softmax),
     "var": _variance(lambda x: x),
@@ -651,6 +725,9 @@ _TABLE: dict[str, Meaning] = {
     # reads
     "embedding": _embedding,
     "index_select": _index_select,
+    "gather": _gather,
+    "take_along_dim": _gather,
+    "take": _take,
     # conversions and constants
     **dict.fromkeys("to type float double half bfloat16 int long short char bool byte type_as".split(), cast),
     **dict.fromkeys("contiguous cpu cuda item".split(), same),
@@ -673,6 +750,8 @@ _TABLE: dict[str, Meaning] = {
     **dict.fromkeys("expand_as reshape_as view_as".split(), _layout_as),
 }
 
+
+_READS = ("detach", "gather", "take", "take_along_dim", "index_select")  # of a captured tensor some elements, or none yet
 
 # Of shapes and dtypes, not of values.
 _ASKED: dict[str, Callable[[Any], Any]] = {
@@ -982,7 +1061,7 @@ class TorchTracer(CallTracer):
     def attribute(self, capture: Capture, name: str) -> Any:
         if name in torch_views.PROPERTIES:
             return torch_views.PROPERTIES[name](capture)
-        if name in torch_views.NAMES or name == "detach":
+        if name in torch_views.NAMES or name in _READS:
             return lambda *args, **kwargs: _call(self, getattr(torch.Tensor, name), (capture, *args), kwargs)
         return super().attribute(capture, name)
 

@@ -65,6 +65,9 @@ UNARY = {
     **dict.fromkeys("sqrt log log2 log10 reciprocal".split(), (0.2, 3)),
     "log1p": (-0.9, 3),
     "tan": (-1, 1),
+    **dict.fromkeys("atan arctan asinh arcsinh".split(), (-3, 3)),
+    **dict.fromkeys("asin arcsin acos arccos atanh arctanh".split(), (-0.95, 0.95)),
+    **dict.fromkeys("acosh arccosh".split(), (1.1, 4)),
     **dict.fromkeys("relu relu6 silu swish mish softplus log_sigmoid soft_sign hard_tanh hard_sigmoid hard_silu hard_swish selu elu celu".split(), (-7, 7)),
     **dict.fromkeys("leaky_relu gelu sigmoid".split(), (-7, 7)),
 }  # fmt: skip
@@ -103,8 +106,11 @@ ARGUMENTS = {
     "logaddexp": lambda x, y: jnp.logaddexp(x, y),
     "logaddexp2": lambda x, y: jnp.logaddexp2(x, y),
     "hypot": lambda x, y: jnp.hypot(x, y + 5),
+    "atan2": lambda x, y: jnp.atan2(x, y + 0.5) + jnp.arctan2(y - 1.5, -x) + jax.lax.atan2(x - 0.5, y) + jax.lax.atan(x),
+    "erfc": lambda x, y: jnp.log(jax.scipy.special.erfc(x + 3)) + jax.lax.erfc(y),
     "round_decimals": lambda x, y: jnp.round(x, 1) + y,
     "nan_to_num": lambda x, y: jnp.nan_to_num(x, nan=1.0, posinf=2.0, neginf=-2.0) * y,
+    "nan": lambda x, y: jnp.where(jnp.isnan(jnp.where(x > 0, x, jnp.nan)), y, x) + jnp.isnan(jax.lax.select(x > 1, x, jnp.full_like(x, jnp.nan))) * y,
     "isfinite": lambda x, y: jnp.isfinite(x) * y + jnp.isnan(x) + jnp.isinf(x),
     "logical": lambda x, y: jnp.logical_and(x > 0, y > 0) * x + jnp.logical_or(x > 0, y > 0) * y + jnp.logical_xor(x > 0, y > 0) + jnp.logical_not(x > 0),
     "comparisons": lambda x, y: (x < y) * 1.0 + (x <= y) * 2.0 + jnp.equal(x, y) * 4.0 + jnp.not_equal(x, y) * 8.0 + jnp.greater_equal(x, y) * y,
@@ -165,6 +171,7 @@ ARRAYS = {
     "slices": lambda w, h, i, j: w[h, 1:3, j].sum() + w[h, -3:, j][-1] + w[..., j][h, i] + w[h, -1, j],
     "layout": lambda w, h, i, j: jnp.reshape(w[h, i], (-1,))[2] + w[h].T[0].sum() + jnp.stack([w[h, i], w[h, j]])[1, 2] + jnp.squeeze(w[h, i][None])[1],
     "more_layout": lambda w, h, i, j: jnp.concatenate([w[h, i], w[h, j]])[9] + jnp.expand_dims(w[h, i], 0)[0, 1] + jnp.flip(w[h, i])[0] + jnp.ravel(w[h, i])[3],
+    "places": lambda w, h, i, j: jnp.argmax(w[h, i]) + w[h, j].argmin() * 0.5 + w[h, 0, jnp.argmax(w[h, i])] + jnp.argmax(jnp.where(w[h] > 2.0, jnp.nan, w[h]), axis=0)[i],
     "concrete": lambda w, h, i, j: jnp.tanh(w)[h, i, j] + jnp.sum(w * 2) * j,
 }  # fmt: skip
 
