@@ -78,9 +78,14 @@ class CallTracer(Tracer):
             return x
         if kind == Type.real and not is_number:
             return self.symbol([_core.to_float32(item) for item in x._items], x._shape, dtype)
-        items = [_core.to_real(item) for item in x._items]
+        items = [self.real_of(item, x._dtype) for item in x._items]
         self.singles += items
         return self.symbol(items, x._shape, x._dtype)
+
+    def real_of(self, expr: Expr, dtype: Any) -> Expr:
+        """An integer of this dtype as float32 holds it: rounded on its own, not with the sum that it becomes part of. Positions are small."""
+        is_long = expr.type == Type.integer and self.narrow(dtype) is None and _core.params_of(expr)
+        return _core.to_float32(expr) if is_long else _core.to_real(expr)
 
     def operand(self, call: Call, value: Any, dtype: Any) -> Symbols:
         """One that is not None, promoted."""
@@ -220,6 +225,8 @@ class Call:
     def converted(self, items: Sequence[Any], like: Any, of: Any = None) -> Any:
         """Of another dtype than they had, `of`: rounded where that is wider."""
         rounded = _ROUNDED.get(_name_of(like.dtype), _core.to_float32 if _name_of(of) == "float64" and is_single(like.dtype) else None)
+        if rounded is None and is_single(like.dtype) and of is not None:
+            items = [self.tracer.real_of(item, of) for item in items]
         return self.tracer.finished(items, tuple(like.shape), like.dtype, rounded)
 
 

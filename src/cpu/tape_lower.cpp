@@ -128,6 +128,8 @@ NodeId Lowering::lower(ValueId id, bool wide) {
       return is_real(instr.arg[0]) ? discrete(id) : compare(id);
     case Op::to_real:
       return is_real(instr.arg[0]) ? (wide ? wide_[instr.arg[0]] : plain(instr.arg[0])) : elementwise(id, wide);
+    case Op::to_float32:  // an integer that has become a float is one
+      return !wide && !nodes_.source().f64 && program_[instr.arg[0]].op == Op::to_real ? plain(instr.arg[0]) : elementwise(id, wide);
     case Op::to_integer:
       if (is_real(instr.arg[0])) return atom(id, discrete(id));
       if (program_[instr.arg[0]].type == Type::boolean) return elementwise(id, false);

@@ -211,3 +211,56 @@ def test_sums_of_float64_beside_scores_of_float32(torch, name):
     for a, b in zip(found, wanted):
         if a is not None and b is not None:
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+STAMPS = {
+    "differences": lambda x: (x(0).float() - x(3).float()) * 1e-2,
+    "products": lambda x: 1e-2 * (x(0) * 1.0 - x(3) * 1.0) + (x(0) + 1.0 - x(3)) * 1e-3,
+    "of integers": lambda x: (x(0) - x(3)).float() * 1e-2 + (x(0) - x(3)) * 1e-3,
+    "beside numbers": lambda x: ((x(0) + 0.0) - (x(3) + 0.0)).clamp(-1000, 1000) * 1e-2,
+    "to another type": lambda x: (x(0).to(x(0).new_tensor(0).float().dtype) - x(3).type_as(x(3).float())) * 1e-2,
+}
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize("name", STAMPS)
+def test_captured_integers_become_float32_one_by_one(torch, name, dtype):
+    """Time stamps of 2^30: float32 has steps of 128 there, which the integer difference does not show."""
+    import foveal.torch
+
+    stamps = (1_700_000_000 + 37 * torch.arange(N + 3)).to(getattr(torch, dtype))
+    expected = STAMPS[name](lambda by: stamps[by : N + by])
+    found = of_torch(torch, lambda i: STAMPS[name](lambda by: stamps[i + 200 + by]), torch.float32)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=1e-6)
+
+
+def test_captured_integers_become_float32_one_by_one_in_jax():
+    jax = pytest.importorskip("jax")
+    import foveal.jax
+
+    stamps = jax.numpy.asarray(1_700_000_000 + 37 * np.arange(N + 3), np.int32)
+    q = jax.numpy.zeros((1, N, 1, 1))
+    steps = lambda i: (stamps[i].astype("float32") - stamps[i + 3].astype("float32")) * 1e-2 + (stamps[i] * 1.0 - stamps[i + 3]) * 1e-3  # noqa: E731
+    found = foveal.jax.attention(q, q[:, :1], q[:, :1], lambda s, b, h, i, j: s + steps(i), return_lse=True)[1][0, 0]
+    np.testing.assert_allclose(found, steps(np.arange(N)), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_differences_are_taken_before_they_are_scaled(torch, dtype):
+    """Time stamps and coordinates: a constant that is multiplied into both of them rounds what the difference has."""
+    import foveal.torch
+
+    generator = torch.Generator().manual_seed(0)
+    stamps, points = 1e7 + torch.randint(0, 200, (N,), generator=generator).float(), 1e6 + 3 * torch.randn(N, 3, generator=generator)
+    functions = [
+        lambda a, b, x, y: 0.01 * (a - b),
+        lambda a, b, x, y: (a - b) / 300,
+        lambda a, b, x, y: 0.1 * (3 - (a - b - 17.0) * 0.3),
+        lambda a, b, x, y: -0.01 * ((x - y) ** 2).sum(-1),
+        lambda a, b, x, y: 0.7 * torch.clamp(0.03 * (a - b), -2, 2) - 0.01 * (x - y).abs().amax(-1),
+    ]
+    q = torch.zeros(1, N, 1, 1, dtype=getattr(torch, dtype))
+    for fn in functions:
+        lse = foveal.torch.attention(q, q, q, lambda s, b, h, i, j: s + fn(stamps[i], stamps[j], points[i], points[j]), return_lse=True)[1][0, 0]  # noqa: B023
+        expected = fn(stamps[:, None], stamps, points[:, None], points).double().logsumexp(-1)
+        torch.testing.assert_close(lse.double(), expected, rtol=1e-6, atol=4e-6)
