@@ -24,6 +24,7 @@ _DTYPES = {
     "bool": DType.boolean,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_BITS = {"uint16": DType.i16, "uint32": DType.i32}  # of arrays that a score or mask reads (bits_of)
 _REAL = {DType.f64, DType.f32, DType.bf16, DType.f16}
 
 
@@ -74,20 +75,27 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def dtype_of(array: Any, argument: str = "array") -> DType:
-    return dtype_named(str(array.dtype).replace("torch.", ""), argument)
+def dtype_of(array: Any, argument: str = "array", by_bits: bool = False) -> DType:
+    """by_bits: unsigned integers of 16 and 32 bits count as signed ones."""
+    return dtype_named(str(array.dtype).replace("torch.", ""), argument, by_bits)
 
 
-def dtype_named(name: str, argument: str = "array") -> DType:
+def bits_of(array: Any) -> int | None:
+    """How many of the bits of a read make up an element, where it is read by its bits."""
+    dtype = _BITS.get(str(array.dtype).replace("torch.", ""))
+    return None if dtype is None else 16 if dtype == DType.i16 else 32
+
+
+def dtype_named(name: str, argument: str = "array", by_bits: bool = False) -> DType:
     try:
-        return _DTYPES[name]
+        return _BITS[name] if by_bits and name in _BITS else _DTYPES[name]
     except KeyError:
         raise ValueError(f"{argument}: dtype {name} is not supported; expected one of {', '.join(_DTYPES)}") from None
 
 
-def type_of(array: Any, argument: str = "array") -> Type:
+def type_of(array: Any, argument: str = "array", by_bits: bool = False) -> Type:
     """How a score sees the array's elements."""
-    dtype = dtype_of(array, argument)
+    dtype = dtype_of(array, argument, by_bits)
     if dtype in _REAL:
         return Type.real
     return Type.boolean if dtype == DType.boolean else Type.integer
@@ -118,7 +126,7 @@ def check_plain(array: Any, argument: str) -> None:
         raise TypeError(f"{argument}: found {type(array).__name__}; expected an array with DLPack (NumPy, torch, JAX, CuPy)")
 
 
-def read(array: Any, argument: str) -> tuple[DType, bool, int, tuple[int, ...], tuple[int, ...], int]:
+def read(array: Any, argument: str, by_bits: bool = False) -> tuple[DType, bool, int, tuple[int, ...], tuple[int, ...], int]:
     """(dtype, is it on a GPU, which one, shape, strides in elements, address) of an array that the compiled part does not know."""
     if not is_array(array):
         raise TypeError(f"{argument}: found {type(array).__name__}; expected an array with DLPack (NumPy, torch, JAX, CuPy)")
@@ -132,7 +140,7 @@ def read(array: Any, argument: str) -> tuple[DType, bool, int, tuple[int, ...], 
         strides = tuple(step // array.dtype.itemsize for step in array.strides)
     else:
         strides = row_major(shape)
-    return dtype_of(array, argument), cuda, index, shape, strides, _address(array)
+    return dtype_of(array, argument, by_bits), cuda, index, shape, strides, _address(array)
 
 
 def _device(array: Any, argument: str) -> tuple[bool, int]:

@@ -109,7 +109,7 @@ def _plan(text: str, described: Description) -> int:
     tensors = {**given, **results}
 
     def view(look: tuple[str, tuple[int, ...]]) -> TensorView:
-        return TensorView(arrays.dtype_named(look[0]), cuda, 0, list(look[1]))
+        return TensorView(arrays.dtype_named(look[0], by_bits=True), cuda, 0, list(look[1]))
 
     roles = (*(_FORWARD_ROLES if pass_ == Pass.forward else _BACKWARD_ROLES), *_LENGTHS)
     views = [view(tensors[role]) if role in tensors else TensorView() for role in roles]

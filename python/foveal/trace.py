@@ -398,12 +398,12 @@ class Capture(metaclass=questions.SymbolType):
                 f"a score would read {count} elements of a captured array of shape {list(self._array.shape)} at every pair; "
                 f"at most {MAX_UNROLL} are unrolled: index more dimensions"
             )
-        param = self._tracer.param(self._array)
         items = []
         for place in itertools.product(*map(range, shape)):
             where = {axis: at for axis, at in zip(self._order, place) if axis is not None}
             index = [a.index if isinstance(a, At) else a.start + a.step * where[axis] for axis, a in enumerate(self._axes)]
-            items.append(_core.stop_gradient(param.read(index)) if self._stopped and param.type == Type.real else param.read(index))
+            read = self._tracer.element(self._array, index)
+            items.append(_core.stop_gradient(read) if self._stopped and read.type == Type.real else read)
         return self._tracer.made(items, shape, self._array)
 
     def _value(self) -> Any:
@@ -556,13 +556,18 @@ class Tracer:
         called = called or f"p{len(self.params) - len(self.sources)}"
         name = f"{called}{_OF_TRACE}{next(_traces)}"
         self.own_names[name] = called
-        return self.given(name, array)
+        return self.given(name, array, by_bits=True)
 
-    def given(self, name: str, array: Any) -> Param:
+    def element(self, array: Any, index: Sequence[Any]) -> Expr:
+        """Of a captured array."""
+        read, bits = self.param(array).read(index), arrays.bits_of(array)
+        return read if bits is None else read & (1 << bits) - 1
+
+    def given(self, name: str, array: Any, by_bits: bool = False) -> Param:
         """A parameter with this name. The same array under another one is another parameter: the next call may give two arrays."""
         arrays.check_plain(array, "a captured array")
         arrays.check_sizes(array, name)
-        param = Param(name, list(array.shape), arrays.type_of(array, "a captured array"))
+        param = Param(name, list(array.shape), arrays.type_of(array, "a captured array" if by_bits else name, by_bits))
         self.arrays.append(array)
         self.params.append(param)
         return param

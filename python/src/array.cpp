@@ -91,7 +91,7 @@ std::optional<DType> integer_of(std::size_t bytes) {
   }
 }
 
-std::optional<DType> dtype_of(const dlpack::Tensor& tensor) {
+std::optional<DType> dtype_of(const dlpack::Tensor& tensor, bool by_bits) {
   if (tensor.lanes != 1) return std::nullopt;
   switch (tensor.code) {
     case dlpack::floating:
@@ -104,7 +104,7 @@ std::optional<DType> dtype_of(const dlpack::Tensor& tensor) {
     case dlpack::signed_integer:
       return integer_of(tensor.bits / 8u);
     case dlpack::unsigned_integer:
-      return tensor.bits == 8 ? std::optional(DType::u8) : std::nullopt;
+      return tensor.bits == 8 ? std::optional(DType::u8) : by_bits && tensor.bits < 64 ? integer_of(tensor.bits / 8u) : std::nullopt;
     case dlpack::boolean:
       return tensor.bits == 8 ? std::optional(DType::boolean) : std::nullopt;
     default:
@@ -120,10 +120,10 @@ std::optional<DType> dtype_of(const dlpack::Tensor& tensor) {
               std::string(argument) + ": on device meta, where a tensor has no memory to read; expected cpu or cuda");
 }
 
-TensorView by_exchange(nb::handle array, const dlpack::Exchange& exchange, const char* argument) {
+TensorView by_exchange(nb::handle array, const dlpack::Exchange& exchange, const char* argument, bool by_bits) {
   dlpack::Tensor tensor{};
   if (exchange.view(array.ptr(), &tensor) != 0) refuse_view(array, argument);
-  const std::optional<DType> dtype = dtype_of(tensor);
+  const std::optional<DType> dtype = dtype_of(tensor, by_bits);
   if (!dtype) refuse_dtype(array, argument);
   Device device;
   if (tensor.device_type == dlpack::cuda || tensor.device_type == dlpack::cuda_managed)
@@ -141,7 +141,7 @@ TensorView by_exchange(nb::handle array, const dlpack::Exchange& exchange, const
   return view;
 }
 
-std::optional<DType> dtype_of(const Py_buffer& buffer) {
+std::optional<DType> dtype_of(const Py_buffer& buffer, bool by_bits) {
   const char* format = buffer.format != nullptr ? buffer.format : "B";
   if (*format == '@' || *format == '=' || *format == '<') ++format;
   if (format[0] == '\0' || format[1] != '\0') return std::nullopt;
@@ -162,13 +162,17 @@ std::optional<DType> dtype_of(const Py_buffer& buffer) {
     case 'l':
     case 'q':
       return integer_of(static_cast<std::size_t>(buffer.itemsize));
+    case 'H':
+    case 'I':
+    case 'L':
+      return by_bits && buffer.itemsize < 8 ? integer_of(static_cast<std::size_t>(buffer.itemsize)) : std::nullopt;
     default:
       return std::nullopt;
   }
 }
 
 /// None if the array does not expose its memory, or its format has no DType, such as bfloat16.
-std::optional<TensorView> by_buffer(nb::handle array, const char* argument) {
+std::optional<TensorView> by_buffer(nb::handle array, const char* argument, bool by_bits) {
   Py_buffer buffer;
   if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
@@ -178,7 +182,7 @@ std::optional<TensorView> by_buffer(nb::handle array, const char* argument) {
     Py_buffer& buffer;
     ~Release() { PyBuffer_Release(&buffer); }
   } release{buffer};
-  const std::optional<DType> dtype = dtype_of(buffer);
+  const std::optional<DType> dtype = dtype_of(buffer, by_bits);
   if (!dtype) return std::nullopt;
   TensorView view = empty_view(*dtype, {}, buffer.ndim, argument);
   view.data = buffer.buf;
@@ -190,10 +194,11 @@ std::optional<TensorView> by_buffer(nb::handle array, const char* argument) {
   return view;
 }
 
-TensorView by_attributes(nb::handle array, const char* argument) {
+TensorView by_attributes(nb::handle array, const char* argument, bool by_bits) {
   static const nb::object& read = *new nb::object(from_arrays("read"));
   const auto [dtype, cuda, index, sizes, strides, address] =
-      nb::cast<std::tuple<DType, bool, int, std::vector<std::int64_t>, std::vector<std::int64_t>, std::uintptr_t>>(read(array, argument));
+      nb::cast<std::tuple<DType, bool, int, std::vector<std::int64_t>, std::vector<std::int64_t>, std::uintptr_t>>(
+          read(array, argument, by_bits));
   TensorView view = empty_view(dtype, {cuda ? DeviceKind::cuda : DeviceKind::cpu, index}, static_cast<int>(sizes.size()), argument);
   view.data = reinterpret_cast<void*>(address);
   std::copy(sizes.begin(), sizes.end(), view.sizes.begin());
@@ -201,15 +206,20 @@ TensorView by_attributes(nb::handle array, const char* argument) {
   return view;
 }
 
+/// by_bits: unsigned integers of 16 and 32 bits count as signed ones.
+TensorView view_by_reader(nb::handle array, const char* argument, bool by_bits) {
+  const Reader& reader = reader_of(array);
+  if (reader.exchange != nullptr) return by_exchange(array, *reader.exchange, argument, by_bits);
+  if (reader.buffer)
+    if (const std::optional<TensorView> view = by_buffer(array, argument, by_bits)) return *view;
+  return by_attributes(array, argument, by_bits);
+}
+
 }  // namespace
 
-TensorView view_of(nb::handle array, const char* argument) {
-  const Reader& reader = reader_of(array);
-  if (reader.exchange != nullptr) return by_exchange(array, *reader.exchange, argument);
-  if (reader.buffer)
-    if (const std::optional<TensorView> view = by_buffer(array, argument)) return *view;
-  return by_attributes(array, argument);
-}
+TensorView view_of(nb::handle array, const char* argument) { return view_by_reader(array, argument, false); }
+
+TensorView view_of_param(nb::handle array, const char* argument) { return view_by_reader(array, argument, true); }
 
 Stream stream_of(nb::handle array, Device device) {
   if (device.kind != DeviceKind::cuda) return {};

@@ -80,8 +80,12 @@ void run_call(const Call& call, const nb::list& arrays, nb::handle workspace, st
   std::vector<TensorView> tensors;
   for (const nb::handle array : arrays) {
     const std::size_t slot = tensors.size();
-    const char* name = slot < params_slot(call.pass()) ? slot_name(call.pass(), slot) : "params";
-    tensors.push_back(array.is_none() ? TensorView{} : view_of(array, name));
+    if (array.is_none())
+      tensors.emplace_back();
+    else if (slot < params_slot(call.pass()))
+      tensors.push_back(view_of(array, slot_name(call.pass(), slot)));
+    else
+      tensors.push_back(view_of_param(array, "params"));
   }
   void* const scratch = workspace.is_none() ? nullptr : view_of(workspace, "workspace").data;
   const Stream stream = tensors.empty() ? Stream{} : stream_of(arrays[0], tensors[0].device);

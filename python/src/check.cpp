@@ -53,7 +53,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> lengths_of(const problem::Lin
 /// Checks the call's problem with the caller's values: arrays by slot, in host memory wherever the call runs; outputs are not read.
 check::Report check_call(const Call& call, const nb::list& arrays, const DropoutRng& rng, const PlanOptions& options) {
   std::vector<TensorView> tensors;
-  for (const nb::handle array : arrays) tensors.push_back(array.is_none() ? TensorView{} : view_of(array, "check"));
+  for (const nb::handle array : arrays) tensors.push_back(array.is_none() ? TensorView{} : view_of_param(array, "check"));
   const std::size_t roles = slot_count(call.pass());
   problem::Line line = problem::parse_line(call.plan().explain().problem);
   line.device = call.tensors()[slots::q].device;

@@ -79,7 +79,7 @@ Stream stream_of_first(const nb::list& tensors) { return stream_of(tensors[0], v
 
 std::vector<ParamBinding> bindings(const std::vector<Param>& params, const nb::list& arrays) {
   std::vector<ParamBinding> bound;
-  for (std::size_t i = 0; i < params.size(); ++i) bound.push_back({params[i], view_of(arrays[i], "params")});
+  for (std::size_t i = 0; i < params.size(); ++i) bound.push_back({params[i], view_of_param(arrays[i], "params")});
   return bound;
 }
 

@@ -19,7 +19,7 @@ nb::bytes tile_classes(const Expr& expr, const std::vector<Param>& params, const
   const scoring::ScoreProgram program =
       scoring::compile({.score_mod = {}, .mask = expr, .params = params, .wants_gradient = {}, .backward = false});
   std::vector<TensorView> tensors;
-  for (const nb::handle array : arrays) tensors.push_back(array.is_none() ? TensorView{} : view_of(array, "params"));
+  for (const nb::handle array : arrays) tensors.push_back(array.is_none() ? TensorView{} : view_of_param(array, "params"));
   const scoring::DataReadRanges reads(program.params, tensors);
   const mask::Tiling tiling{.seqlen_q = seqlen_q, .seqlen_kv = seqlen_kv, .block_q = block_q, .block_kv = block_kv};
   const mask::BlockMask found = mask::classify(program.mask, tiling, batch, head, reads);

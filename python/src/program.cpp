@@ -136,7 +136,7 @@ std::vector<TensorView> Program::read(const Arguments& arguments) const {
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const nb::object array = nb::steal(PySequence_GetItem(arguments.params.ptr(), static_cast<Py_ssize_t>(i)));
     if (!array.is_valid()) throw nb::python_error();
-    tensors[params + i] = view_of(array, params_[i].name().c_str());
+    tensors[params + i] = view_of_param(array, params_[i].name().c_str());
   }
   return tensors;
 }
