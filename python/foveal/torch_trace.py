@@ -338,6 +338,69 @@ def _linear(call: Call) -> Any:
     return call.made([formulas.dot(row, column) + more for row in rows for column, more in zip(columns, added)], call.result)
 
 
+def _einsum(call: Call) -> Any:
+    """torch.einsum of names of dimensions that are letters, each once in an operand."""
+    equation, *given = flat(call.args)
+    if not isinstance(equation, str) or "." in equation or call.kwargs:
+        raise call.refuse(f"found {equation!r}; expected names of dimensions as in 'd,d->', without ...")
+    names, _, kept = equation.replace(" ", "").partition("->")
+    operands, labels = [call.symbol(x) for x in given], names.split(",")
+    if any([len(set(own)) != len(own) for own in labels]):
+        raise call.refuse(f"{equation!r} names a dimension twice in one operand; expected diagonal()")
+    if "->" not in equation:  # in order, those that are named once
+        kept = "".join(sorted([name for name in set(names) - {","} if names.count(name) == 1]))
+    sizes: dict[str, int] = {}
+    for own, x in zip(labels, operands):
+        sizes.update({name: max(size, sizes.get(name, 1)) for name, size in zip(own, x._shape)})
+    summed = [name for name in sizes if name not in kept]
+    if math.prod(sizes.values()) > MAX_UNROLL:
+        raise call.refuse(f"{math.prod(sizes.values())} products at every pair; at most {MAX_UNROLL} are unrolled")
+    items = []
+    for place in itertools.product(*[range(sizes[name]) for name in kept]):
+        terms = []
+        for over in itertools.product(*[range(sizes[name]) for name in summed]):
+            at = dict(zip((*kept, *summed), (*place, *over)))
+            factors = [
+                x._items[sum([(at[name] if size != 1 else 0) * step for name, size, step in zip(own, x._shape, arrays.row_major(x._shape))])]
+                for own, x in zip(labels, operands)
+            ]
+            terms.append(functools.reduce(operator.mul, factors))
+        items.append(formulas.total(terms))
+    return call.made(items, call.result)
+
+
+@signature_of
+def _NORMALIZE(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> None: ...  # noqa: N802
+
+
+def _normalize(call: Call) -> Any:
+    """torch.nn.functional.normalize."""
+    given, p, dim, eps = call.bind(_NORMALIZE).values()
+    x = call.symbol(given)
+    return x / x.norm(p, dim, keepdim=True).clamp_min(eps)
+
+
+@signature_of
+def _SIMILARITY(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> None: ...  # noqa: N802
+
+
+def _cosine_similarity(call: Call) -> Any:
+    a, b, dim, eps = call.bind(_SIMILARITY).values()
+    a, b = call.symbol(a), call.symbol(b)
+    return (a * b / (a.norm(2, dim, keepdim=True).clamp_min(eps) * b.norm(2, dim, keepdim=True).clamp_min(eps))).sum(dim)
+
+
+@signature_of
+def _DROPOUT(input: Any, p: float = 0.5, training: Any = None, inplace: bool = False) -> None: ...  # noqa: N802
+
+
+def _dropout(call: Call) -> Any:
+    given, p, training, _ = call.bind(_DROPOUT).values()
+    if p != 0.0 and training in (None, True):
+        raise call.refuse("draws random numbers, which would be the same for all pairs; expected training=False, or dropout_p of the call")
+    return call.symbol(given)
+
+
 @signature_of
 def _EMBEDDING(  # noqa: N802
     input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False
@@ -718,6 +781,10 @@ _TABLE: dict[str, Meaning] = {
     "mv": matmul,
     "mm": matmul,
     "linear": _linear,
+    "einsum": _einsum,
+    "normalize": _normalize,
+    "cosine_similarity": _cosine_similarity,
+    "dropout": _dropout,
     # places in vectors
     "isin": _isin,
     "bucketize": _bucket,

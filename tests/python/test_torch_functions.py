@@ -423,6 +423,10 @@ PARTIAL = {
     "take": lambda h, i, j: torch.take(W, (h * LEN * LEN + i * LEN + j).long()) + W.take((-1 - j).long()),
     "take_along_dim": lambda h, i, j: torch.take_along_dim(W[h], (j % LEN).long().reshape(1, 1), dim=1)[3, 0] + W.take_along_dim((i + 50).long().reshape(1))[0],
     "index_select": lambda h, i, j: Z.index_select(0, i.reshape(1))[0] * torch.index_select(W[h], 1, j.reshape(1))[0, 0],
+    "einsum": lambda h, i, j: torch.einsum("d,d->", W[h, i], W[h, j]) + torch.einsum("de, e", W[h, :3], W[h, i])[1] + torch.einsum("a,b->ba", W[h, i, :3], W[h, j, :2])[1, 2],
+    "normalize": lambda h, i, j: F.normalize(W[h, i], dim=0) @ F.normalize(W[h], p=1, dim=-1)[j] + F.normalize(W[h, i] * 0, dim=-1)[2],
+    "cosine_similarity": lambda h, i, j: torch.cosine_similarity(W[h, i], W[h, j], dim=0) + F.cosine_similarity(W[h, i], W[h] * 0 + 1, dim=-1)[j],
+    "dropout": lambda h, i, j: F.dropout(W[h, i, j], 0.5, False) + F.dropout(W[h, j, i], p=0.0),
     "loop": lambda h, i, j: sum(x * n for n, x in enumerate(W[h, i])),
 }
 
@@ -490,6 +494,8 @@ REFUSED = {
     "in place argument": (lambda s, i, j: F.relu(s, inplace=True), NotImplementedError, "relu.*inplace"),
     "norm": (lambda s, i, j: torch.norm(E[i], p=3), NotImplementedError, "norm.*p=3"),
     "other boundaries": (lambda s, i, j: torch.bucketize(i, KNOTS), NotImplementedError, "bucketize.*boundaries of torch.float64 .*for values of torch.int64"),
+    "dropout": (lambda s, i, j: F.dropout(s), NotImplementedError, "draws random numbers"),
+    "names twice": (lambda s, i, j: torch.einsum("aa->", T[i] * s), (NotImplementedError, RuntimeError), "einsum"),
     "a sorter": (lambda s, i, j: torch.searchsorted(EDGES, i, sorter=torch.arange(3)), NotImplementedError, "searchsorted.*without a sorter"),
     "matrix norm": (lambda s, i, j: torch.linalg.norm(T[i], ord=2), NotImplementedError, "norm.*ord=2"),
     "uint64": (lambda s, i, j: s + torch.arange(LEN).to(torch.uint64)[i], ValueError, "uint64 is not supported"),
