@@ -1,6 +1,8 @@
 // The text of every operation compiles, in every element type and for both kinds of operands.
 #include "cuda/score_emit.h"
 
+#include <regex>
+
 #include "cuda/device/score/key_steps.cuh"
 #include "cuda/jit/compile.h"
 #include "cuda/launch/backward_sm80.h"
@@ -95,6 +97,25 @@ TEST(ScoreUnits, SumsOfScoreAndOffsetAreFound) {
   const std::string square = "(t[q_idx] - t[kv_idx]) * (t[q_idx] - t[kv_idx])";
   EXPECT_TRUE(is_sum_of("score - " + square + " * t[head]"));
   EXPECT_FALSE(is_sum_of("score - (" + square + " + exp(" + square + ") + exp(t[q_idx] * t[kv_idx])) * t[head]"));  // long
+}
+
+/// A factor that is hoisted must not round what cancels, as time stamps and coordinates do.
+TEST(ScoreUnits, DifferencesOfReadsAreTakenBeforeTheyAreScaled) {
+  for (const std::string score : {"score + 0.01 * (t[q_idx] - t[kv_idx])", "score - 0.1 * ((t[q_idx] - t[kv_idx]) / 3 - 5)",
+                                  "0.1 * (score + 3 * (t[q_idx] - t[kv_idx]))", "score + u[head] * (t[q_idx] - t[kv_idx])",
+                                  "score - 0.7 * min(0.03 * (t[q_idx] - t[kv_idx]), 5)"})
+    for (const std::string pass : {"forward", "backward"}) {
+      const std::string trained = score.find("u[") == std::string::npos ? "" : " param=\"u: real[2] grad\"";
+      const std::string text = emit_score(problem_of(pass + " bf16 b1 h2 q64 d64 score=\"" + score + "\" param=\"t: real[64]\"" + trained));
+      const std::regex read("const real (v[0-9]+) = (fv_load<float>\\(args.param\\[0\\]|at\\.(walk|row))");
+      int differences = 0;
+      for (std::sregex_iterator at(text.begin(), text.end(), read), end; at != end; ++at) {
+        const std::string name = (*at)[1];
+        EXPECT_EQ(text.find("(" + name + " * "), std::string::npos) << text;
+        differences += text.find("(" + name + " - v") != std::string::npos;
+      }
+      EXPECT_GT(differences, pass == "forward" ? 0 : -1) << text;
+    }
 }
 
 TEST(ScoreUnits, OffsetsOfRowsComeFirst) {
