@@ -32,7 +32,11 @@ def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
 
 
 def _odd(of_size: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: where(x < 0.0, -of_size(-x), of_size(x))
+    def of_any(x: Any) -> Any:
+        found = of_size(where(x < 0.0, -x, x))  # not abs(), whose derivative at 0 is 0
+        return where(x < 0.0, -found, found)
+
+    return of_any
 
 
 def _atan_of_size(size: Any) -> Any:

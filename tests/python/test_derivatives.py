@@ -35,6 +35,7 @@ SCORES = {
     "gated": (lambda p: lambda s, b, h, q, k: s * torch.sigmoid(p[h]), None, (2,)),
     "softcapped": (lambda p: lambda s, b, h, q, k: (2 + p.abs()) * torch.tanh(s / (2 + p.abs())), None, ()),
     "branches": (lambda p: lambda s, b, h, q, k: foveal.where(q >= k, s * p[h], torch.log(s * s) + s), None, (2,)),
+    "parts without derivative": (lambda p: lambda s, b, h, q, k: F.softplus(s * p[h]) + torch.log1p(s * s) + torch.asinh(s) * torch.erfc(s), None, (2,)),
     "an infinite branch": (lambda p: lambda s, b, h, q, k: foveal.where(q > k, s * torch.sqrt((q - k) * p[h] * p[h]), s), None, (2,)),
 }
 

@@ -81,8 +81,8 @@ class _Stop(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> Tensor:
-        return torch.zeros_like(dx)
+    def backward(ctx: Any, dx: Tensor) -> None:
+        return None  # zeros would become NaN where they meet an infinite derivative
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
