@@ -17,23 +17,23 @@ namespace {
 constexpr std::size_t step_limit = std::size_t{768} << 10;  ///< bytes of the tiles of a step
 constexpr int max_tiles_per_step = 16;
 
-struct PackedMemory : CallMemory {
+struct GradientMemory : CallMemory {
   RowScalars<float> rows;
   std::int64_t* first_block = nullptr;  ///< of each group, among all blocks
   BlockSums::Memory shared;             ///< of all shares, where there are several
 };
 
-using PackedCall = BackwardCallOf<float, PackedMemory>;
+using GradientCall = BackwardCallOf<float, GradientMemory>;
 
-struct PackedWorker : WorkerOf<BackwardTile> {
+struct GradientWorker : WorkerOf<BackwardTile> {
   QueryTile* met;  ///< tiles that attend to the block
   void *k, *v, *k_columns, *scratch;
   BlockSums::Memory own;  ///< of this task
 };
 
-class PackedBackward final : public BackwardPass<float, PackedCall, PackedWorker, Tasks> {
-  using Call = PackedCall;
-  using Worker = PackedWorker;
+class PackedBackward final : public BackwardPass<float, GradientCall, GradientWorker, Tasks> {
+  using Call = GradientCall;
+  using Worker = GradientWorker;
 
  public:
   PackedBackward(std::unique_ptr<const Setup<float>> setup, Fallback fallback)
@@ -68,9 +68,9 @@ class PackedBackward final : public BackwardPass<float, PackedCall, PackedWorker
   std::size_t block_bytes_of(int dim) const { return ops_.packed_bytes(ops_.keys, dim); }
 
   void lay_out() {
-    memory_.part(&PackedMemory::rows, RowScalars<float>::layout(s_.problem));
-    memory_.array(&PackedMemory::first_block, static_cast<std::size_t>(s_.planner.max_groups()));
-    if (shares_ > 1) memory_.part(&PackedMemory::shared, sums_.layout(shares_ * s_.planner.max_blocks()));
+    memory_.part(&GradientMemory::rows, RowScalars<float>::layout(s_.problem));
+    memory_.array(&GradientMemory::first_block, static_cast<std::size_t>(s_.planner.max_groups()));
+    if (shares_ > 1) memory_.part(&GradientMemory::shared, sums_.layout(shares_ * s_.planner.max_blocks()));
 
     queries_.lay_out(tile_);
 

@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <tuple>
 
+#include "base/divide.h"
+
 namespace foveal::dist {
 namespace {
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using base::divide_up;
 
 /// Border i of n equal parts of a length, on units.
 std::int64_t border(std::int64_t length, std::int64_t unit, std::int64_t i, std::int64_t n) {

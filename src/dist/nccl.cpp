@@ -38,7 +38,7 @@ struct Config {
   int split_share = INT_MIN;
 };
 
-struct Library {
+struct NcclLibrary {
   int (*GetVersion)(int*);
   int (*GetUniqueId)(UniqueId*);
   int (*CommInitRankConfig)(Communicator*, int, UniqueId, int, Config*);
@@ -54,8 +54,8 @@ struct Library {
   std::string unavailable;
 };
 
-Library load() {
-  Library nccl{};
+NcclLibrary load_nccl() {
+  NcclLibrary nccl{};
   void* image = dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);  // if the process has loaded one already, take that
   if (image == nullptr && dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) image = dlopen(nullptr, RTLD_NOW);
   if (image == nullptr) image = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
@@ -83,14 +83,14 @@ Library load() {
   return nccl;
 }
 
-const Library& library() {
-  static const Library nccl = load();
+const NcclLibrary& nccl_library() {
+  static const NcclLibrary nccl = load_nccl();
   if (!nccl.unavailable.empty()) base::fail(ErrorCode::unsupported, nccl.unavailable);
   return nccl;
 }
 
-void check(int result, const char* what) {
-  if (result != 0) base::fail(ErrorCode::communication, "NCCL: ", what, ": ", library().GetErrorString(result));
+void check_nccl(int result, const char* what) {
+  if (result != 0) base::fail(ErrorCode::communication, "NCCL: ", what, ": ", nccl_library().GetErrorString(result));
 }
 
 constexpr int one_byte = 0;  ///< ncclInt8
@@ -99,7 +99,7 @@ constexpr int one_byte = 0;  ///< ncclInt8
 class NcclTransport final : public Transport {
  public:
   NcclTransport(const UniqueId& id, int rank, int size, Device device, const NcclOptions& options)
-      : nccl_(library()),
+      : nccl_(nccl_library()),
         rank_(rank),
         size_(size),
         device_(device.index),
@@ -108,7 +108,7 @@ class NcclTransport final : public Transport {
     const driver::Current current(device_);
     Config config;
     if (options.multiprocessors > 0) config.most_ctas = options.multiprocessors, config.least_ctas = 1;
-    check(nccl_.CommInitRankConfig(&communicator_, size, id, rank, &config), "ncclCommInitRankConfig");
+    check_nccl(nccl_.CommInitRankConfig(&communicator_, size, id, rank, &config), "ncclCommInitRankConfig");
     constexpr unsigned non_blocking = 1;
     constexpr int first = -5;  // the driver takes the nearest that there is
     driver::call.stream_create_with_priority(&stream_, non_blocking, first);
@@ -146,12 +146,12 @@ class NcclTransport final : public Transport {
   std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives) override {
     const driver::Current current(device_);
     return issue(driver::handle_of(stream), [&] {
-      check(nccl_.GroupStart(), "ncclGroupStart");
+      check_nccl(nccl_.GroupStart(), "ncclGroupStart");
       for (const Message& m : sends)
-        if (m.bytes > 0) check(nccl_.Send(m.data, m.bytes, one_byte, m.peer, communicator_, stream_), "ncclSend");
+        if (m.bytes > 0) check_nccl(nccl_.Send(m.data, m.bytes, one_byte, m.peer, communicator_, stream_), "ncclSend");
       for (const Message& m : receives)
-        if (m.bytes > 0) check(nccl_.Recv(m.data, m.bytes, one_byte, m.peer, communicator_, stream_), "ncclRecv");
-      check(nccl_.GroupEnd(), "ncclGroupEnd");
+        if (m.bytes > 0) check_nccl(nccl_.Recv(m.data, m.bytes, one_byte, m.peer, communicator_, stream_), "ncclRecv");
+      check_nccl(nccl_.GroupEnd(), "ncclGroupEnd");
     });
   }
 
@@ -177,7 +177,7 @@ class NcclTransport final : public Transport {
     memory.to_device(there + total, mine, bytes);
     memory.synchronize({});
     const driver::Current current(device_);
-    issue(stream_, [&] { check(nccl_.AllGather(there + total, there, bytes, one_byte, communicator_, stream_), "ncclAllGather"); });
+    issue(stream_, [&] { check_nccl(nccl_.AllGather(there + total, there, bytes, one_byte, communicator_, stream_), "ncclAllGather"); });
     const driver::EventHandle event = events_.take();
     driver::call.event_record(event, stream_);
     for (int tries = 0; driver::api().event_query(event) != 0; ++tries) {  // the watchdog ends what takes too long
@@ -255,7 +255,7 @@ class NcclTransport final : public Transport {
     }
   }
 
-  const Library& nccl_;
+  const NcclLibrary& nccl_;
   const int rank_, size_, device_;
   const double time_limit_;
   const int multiprocessors_;
@@ -276,7 +276,7 @@ class NcclTransport final : public Transport {
 
 std::string nccl_id() {
   UniqueId id{};
-  check(library().GetUniqueId(&id), "ncclGetUniqueId");
+  check_nccl(nccl_library().GetUniqueId(&id), "ncclGetUniqueId");
   return {id.bytes, sizeof id.bytes};
 }
 
@@ -300,7 +300,7 @@ std::shared_ptr<Transport> nccl_ranks(Transport& control, Device device, const N
   std::string failure;
   try {
     if (control.rank() == 0) std::memcpy(mine.data(), nccl_id().data(), mine.size());
-    library();
+    nccl_library();
   } catch (const Error& error) {
     failure = error.what();
   }

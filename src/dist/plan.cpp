@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "base/hash.h"
 #include "dist/deal.h"
 #include "dist/steps.h"
@@ -11,7 +12,7 @@
 namespace foveal::dist {
 namespace {
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+using base::divide_up;
 
 /// Nanoseconds for so many bytes at so many MB a second.
 std::int64_t transfer_ns(std::int64_t bytes, std::int64_t mbytes) { return bytes / std::max<std::int64_t>(mbytes, 1) * 1000 + 1; }

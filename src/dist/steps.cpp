@@ -7,7 +7,7 @@ namespace foveal::dist {
 namespace {
 
 /// The part of a block's keys that lies in a run of a step's buffer.
-struct Candidate {
+struct NextStep {
   Segment segment;
   bool taken = false;
 };
@@ -33,7 +33,7 @@ std::vector<Transfer> runs_of(const std::vector<Transfer>& transfers) {
 std::vector<std::vector<Segment>> launches_of(const std::vector<Block>& blocks, const std::vector<Transfer>& queries,
                                               const std::vector<Transfer>& keys) {
   const std::vector<Transfer> q_runs = runs_of(queries), kv_runs = runs_of(keys);
-  std::vector<Candidate> candidates;
+  std::vector<NextStep> candidates;
   // Blocks ascend by sequence and queries; those of one run of queries stand together, full and partial ones side by side.
   for (std::size_t i = 0; i < blocks.size();) {
     Block block = blocks[i];
@@ -58,7 +58,7 @@ std::vector<std::vector<Segment>> launches_of(const std::vector<Block>& blocks, 
   for (std::size_t left = candidates.size(); left > 0;) {
     std::vector<Segment>& launch = launches.emplace_back();
     std::int64_t q_end = 0, kv_end = 0;
-    for (Candidate& c : candidates) {
+    for (NextStep& c : candidates) {
       if (c.taken || c.segment.q_row < q_end || c.segment.kv_row < kv_end) continue;
       c.taken = true, --left;
       launch.push_back(c.segment);

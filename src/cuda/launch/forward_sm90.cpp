@@ -238,7 +238,7 @@ class ForwardSm90 : public GpuExecutable {
   jit::Kernel kernel_, merge_;
 };
 
-std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
+std::optional<std::string> refuses_forward(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_sm90(p, facts)) return reason;
   if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
   if (p.head_dim_v > sm90_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm90_max_head_dim);
@@ -250,11 +250,11 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   return std::nullopt;
 }
 
-std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
+std::unique_ptr<GpuExecutable> make_forward(const problem::Problem& p, const driver::DeviceFacts& facts) {
   return std::make_unique<ForwardSm90>(p, facts);
 }
 
-std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts&) {
+std::vector<Family> forward_families(const problem::Problem& p, const driver::DeviceFacts&) {
   Family family{"sm90.forward", {}};
   for (const Sm90ForwardConfig& config : sm90_forward_space(p)) family.configs.push_back(text_of(config));
   return {family};
@@ -262,7 +262,7 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 
 }  // namespace
 
-const Candidate forward_sm90{"sm90", Pass::forward, refuses, make, families, true, true};
+const Candidate forward_sm90{"sm90", Pass::forward, refuses_forward, make_forward, forward_families, true, true};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{.stem = config.kernel(),

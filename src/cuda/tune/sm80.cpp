@@ -14,12 +14,12 @@ namespace {
 int round_up(std::int64_t value, int step) { return static_cast<int>(base::round_up(value, step)); }
 
 /// For elements of so many bits and head dims up to dim: the configurations, best first.
-struct Row {
+struct Sm80Row {
   int bits;
   std::int64_t dim;
   std::vector<Sm80Config> configs;
 };
-using Table = std::vector<Row>;
+using Table = std::vector<Sm80Row>;
 
 const Table& forward_table() {
   static const Table table = {
@@ -129,7 +129,7 @@ const Table& dkdv_table() {
 /// Of the row for these elements and this dim.
 const std::vector<Sm80Config>& configs_of(const Table& table, DType dtype, int dim) {
   const int bits = static_cast<int>(8 * size_of(dtype));
-  const auto row = std::find_if(table.begin(), table.end(), [&](const Row& each) { return each.bits == bits && dim <= each.dim; });
+  const auto row = std::find_if(table.begin(), table.end(), [&](const Sm80Row& each) { return each.bits == bits && dim <= each.dim; });
   static const std::vector<Sm80Config> none;
   return row == table.end() ? none : row->configs;
 }
@@ -247,7 +247,7 @@ std::vector<Sm80Config> sm80_space(const problem::Problem& p, Sm80Kernel kernel,
   };
   const std::vector<Sm80Config> candidates = sm80_candidates(p, kernel);
   for (const Sm80Config& config : candidates) add(config);
-  for (const Row& row : table_of(kernel)) {
+  for (const Sm80Row& row : table_of(kernel)) {
     if (row.bits != static_cast<int>(8 * size_of(p.dtype))) continue;
     for (Sm80Config config : row.configs) {
       if (config.column_split != candidates.front().column_split) continue;

@@ -20,7 +20,7 @@ std::string key_of(const std::string& device, const std::string& family, const s
 }
 
 /// A family outside this list would be ignored silently.
-constexpr const char* families[] = {"sm90.forward", "sm90.backward", "sm80.forward", "sm80.dq", "sm80.dkdv"};
+constexpr const char* known_families[] = {"sm90.forward", "sm90.backward", "sm80.forward", "sm80.dq", "sm80.dkdv"};
 
 Table read(const std::string& path) {
   Table table;
@@ -41,9 +41,10 @@ Table read(const std::string& path) {
       part[i] = line.substr(begin, end - begin);
       begin = end + 3;
     }
-    FOVEAL_CHECK(std::find(std::begin(families), std::end(families), part[1]) != std::end(families), "FOVEAL_TUNED: ", path, ":", number,
-                 ": unknown family ", part[1], "; expected ",
-                 base::join(families[0], ", ", families[1], ", ", families[2], ", ", families[3], " or ", families[4]));
+    FOVEAL_CHECK(std::find(std::begin(known_families), std::end(known_families), part[1]) != std::end(known_families),
+                 "FOVEAL_TUNED: ", path, ":", number, ": unknown family ", part[1], "; expected ",
+                 base::join(known_families[0], ", ", known_families[1], ", ", known_families[2], ", ", known_families[3], " or ",
+                            known_families[4]));
     table.insert_or_assign(key_of(part[0], part[1], part[3]), Tuned{part[2], base::join(path, ":", number)});
   }
   FOVEAL_CHECK(!file.bad(), "FOVEAL_TUNED: ", path, " cannot be read (a folder?); expected a file that foveal tune wrote, or nothing");
