@@ -20,16 +20,16 @@ namespace foveal::dist {
 struct Machine {
   std::string name = "nvlink";
   std::int64_t ranks_per_host = 8;
-  std::int64_t forward_gflops = 655'000, backward_gflops = 567'000;  ///< of one rank
-  std::int64_t grouped_gflops = 570'000;                             ///< of a backward pass whose query heads share keys
+  std::int64_t forward_gflops = 655'000, backward_gflops = 590'000;  ///< of one rank
+  std::int64_t grouped_gflops = 590'000;                             ///< of a backward pass whose query heads share keys
   std::int64_t rows_at_a_time = 16'896;                              ///< of queries, over heads, that a forward pass computes at a time
   std::int64_t memory_mbytes = 2'000'000;                            ///< a second, of memory-bound passes over rows
   std::int64_t host_mbytes = 370'000, network_mbytes = 45'000;       ///< a second, each way, of one rank: inside a host, between hosts
   std::int64_t host_latency_ns = 12'000, network_latency_ns = 60'000;
   std::int64_t step_ns = 8'000;       ///< one more step and its share of merging
   std::int64_t launch_ns = 2'000;     ///< one more launch beside those of a step
-  std::int64_t begin_ns = 50'000;     ///< exposed latency of received keys; a flag's round trip takes 14 us
-  std::int64_t exchange_ns = 20'000;  ///< the same for queries and results, where heads are shared out
+  std::int64_t begin_ns = 45'000;     ///< exposed latency of received keys; a flag's round trip takes 14 us
+  std::int64_t exchange_ns = 40'000;  ///< the same for queries and results, where heads are shared out
 };
 /// "nvlink" (hosts of 8, networks of 400 Gb/s between them) or "network" (hosts of 1).
 Machine machine_named(std::string_view name);

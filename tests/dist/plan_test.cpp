@@ -305,11 +305,11 @@ TEST(ContextPlan, LongMessagesTravelInSlices) {
   EXPECT_EQ(slices(1, 256, 1 << 20), 1);
 }
 
-/// Against what two H100s, four and eight H200s took, and one of them (bench/results).
+/// Against what two H100s, and two, four and eight H200s took, and one of them (bench/results).
 TEST(ContextPlan, PredictsWhatWasMeasured) {
   int judged = 0, weighed = 0;
   std::map<std::string, nlohmann::json> rows;  // of several alike the last counts
-  for (const char* name : {"h100x2", "h200x4", "h200x8"}) {
+  for (const char* name : {"h100x2", "h200x2", "h200x4", "h200x8"}) {
     std::ifstream file(std::string(FOVEAL_SOURCE_DIR) + "/bench/results/" + name + "-distributed.jsonl");
     for (std::string text; std::getline(file, text);) {
       const nlohmann::json row = nlohmann::json::parse(text);
@@ -338,6 +338,7 @@ TEST(ContextPlan, PredictsWhatWasMeasured) {
                                         << " measured";
     ++judged;
     if (!row.contains("buffers_gb")) continue;               // of the first rank, which keeps those of both passes
+    if (key.starts_with("h100x2")) continue;                 // measured before forward passes received keys into two buffers in turn
     if (c.workload.heads_q > c.workload.heads_kv) continue;  // a launch may have sums of its own for grouped heads (launch/group_sums.h)
     const double planned = static_cast<double>(plan.loads[0].forward_device_memory + plan.loads[0].backward_device_memory) * 1e-9;
     EXPECT_NEAR(planned / row["buffers_gb"].get<double>(), 1, 0.05) << words << ": " << planned << " GB planned";
