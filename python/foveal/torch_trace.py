@@ -485,7 +485,14 @@ def _PLACE(input: Any, dim: Any = None, keepdim: bool = False) -> None: ...  # n
 
 def _place_of(is_better: Callable[[Any, Any], Any]) -> Meaning:
     """torch.argmax and argmin."""
-    return reduction(lambda items: formulas.first_extreme(is_better, items)[1], _PLACE, "dim")
+    place = reduction(lambda items: formulas.first_extreme(is_better, items)[1], _PLACE, "dim")
+
+    def meaning(call: Call) -> Any:
+        if call.symbol(call.bind(_PLACE)["input"])._dtype == torch.bool:
+            raise call.refuse("booleans, which torch refuses too; expected integers or reals")
+        return place(call)
+
+    return meaning
 
 
 def _chosen(x: Symbol, index: Any) -> Symbol:

@@ -135,7 +135,7 @@ OF_32_BITS_ON_GPUS = {"hardsigmoid", "hardswish"}  # a sixth in torch's kernels,
 OF_ARRAYS = set(
     "sum mean prod amax amin any all logsumexp count_nonzero norm vector_norm dot inner matmul mv mm where masked_fill zeros_like ones_like new_zeros "
     "new_ones full_like new_full new_tensor to type float double half bfloat16 int long short char bool byte type_as contiguous clone cpu cuda item detach "
-    "threshold softmax log_softmax linear embedding index_select var std isin bucketize searchsorted".split()
+    "threshold softmax log_softmax linear embedding index_select var std isin bucketize searchsorted einsum normalize dropout".split()
 )
 MOVED = {name for name, meaning in torch_trace._TABLE.items() if meaning in (torch_trace._layout, torch_trace._layout_as)}
 OPERATORS = {"truediv": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod, "and": operator.and_, "or": operator.or_,
@@ -349,7 +349,7 @@ def test_arguments(name):
     lambda x: x.mul_(2), lambda x: x.fill_(2), lambda x: x.copy_(x), lambda x: x.requires_grad_(),
     lambda x: torch.exp(x, wrong=1), lambda x: x.exp(3), lambda x: torch.full_like(x, 1.0, requires_grad=True), lambda x: F.dropout(x),
     lambda x: x.view(torch.int64), lambda x: x.view(dtype=torch.int64), lambda x: x[None].view(torch.int64)[0],
-    lambda x: torch.bernoulli(x), lambda x: x[None][[True]][0], lambda x: torch.sort(x.unsqueeze(0))[0][0], lambda x: torch.cumsum(x.unsqueeze(0), 0)[0],
+    lambda x: torch.bernoulli(x), lambda x: x[None][[True]][0], lambda x: torch.sort(x.unsqueeze(0))[0][0], lambda x: torch.cumprod(x.unsqueeze(0), 0)[0],
 ], ids=range(23))  # fmt: skip
 def test_what_is_not_understood_is_refused(call):
     with pytest.raises(REFUSED):
