@@ -109,7 +109,8 @@ void DevicePass::gather_keys(const Rows& k_shard, const Rows& v_shard, bool at_o
   std::int64_t received = 0;
   for (std::size_t i = 1; i < c_.mine.steps.size(); ++i) received += c_.mine.steps[i].rows;
   const std::int64_t row_bytes = heads(true).size() * (k_shard.dim + v_shard.dim) * static_cast<std::int64_t>(size_of(k_shard.dtype));
-  const DeviceBuffers::InTurns in_turns(buffers_, in_slices && by_copy_engines() && received_in_turns(c_.batch() * received * row_bytes));
+  const DeviceBuffers::DoubleBuffered received_keys(
+      buffers_, in_slices && by_copy_engines() && double_buffers_keys(c_.batch() * received * row_bytes));
   k_received_ = memory_.rows(k_shard.dtype, c_.batch(), received, heads(true).size(), k_shard.dim);
   v_received_ = memory_.rows(v_shard.dtype, c_.batch(), received, heads(true).size(), v_shard.dim);
   received = 0;

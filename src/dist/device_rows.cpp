@@ -34,7 +34,7 @@ void DeviceBuffers::release() noexcept {
     } catch (...) {  // the device is gone
     }
   }
-  for (Blocks* blocks : {&blocks_, &turns_[0], &turns_[1]}) {
+  for (Blocks* blocks : {&blocks_, &double_blocks_[0], &double_blocks_[1]}) {
     for (Block& block : blocks->all) release(block);
     *blocks = {};
   }
@@ -78,7 +78,7 @@ void DeviceBuffers::begin(Device device, Stream stream, Transport& transport, bo
     cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still use the memory
   }
   transport_ = &transport, stream_ = stream, bytes_ = 0;
-  for (Blocks* blocks : {&blocks_, &turns_[0], &turns_[1]}) blocks->next = 0;
+  for (Blocks* blocks : {&blocks_, &double_blocks_[0], &double_blocks_[1]}) blocks->next = 0;
   if (!rehearses) turn_ = 1 - turn_, started_before_ = started_, started_ = 0;
   staged_.clear();
 }
@@ -93,9 +93,9 @@ DeviceBuffers::Block& DeviceBuffers::next_block(Blocks& blocks, std::size_t byte
 }
 
 std::byte* DeviceBuffers::take(std::size_t bytes) {
-  if (!in_turns_) return static_cast<std::byte*>(next_block(blocks_, bytes).memory);
-  next_block(turns_[1 - turn_], bytes);  // the next pass takes it
-  return static_cast<std::byte*>(next_block(turns_[turn_], bytes).memory);
+  if (!double_buffered_) return static_cast<std::byte*>(next_block(blocks_, bytes).memory);
+  next_block(double_blocks_[1 - turn_], bytes);  // the next pass takes it
+  return static_cast<std::byte*>(next_block(double_blocks_[turn_], bytes).memory);
 }
 
 void DeviceBuffers::move(const Rows& from, const Rows& to, bool adds) {
@@ -111,7 +111,7 @@ void DeviceBuffers::convert_sum(const Rows& from, const std::vector<Rows>& more,
 
 std::uint64_t DeviceBuffers::start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) {
   if (rehearses_) return 0;
-  if (in_turns_) {
+  if (double_buffered_) {
     std::vector<Message> early = receives;
     for (Message& m : early) m.free_since = started_before_;
     const std::uint64_t ticket = transport.start_on(stream(), sends, early);

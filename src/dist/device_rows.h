@@ -47,13 +47,13 @@ class DeviceBuffers final : public RowMemory {
     DeviceBuffers& buffers_;
     Lane before_;
   };
-  /// While this lives, memory comes from two sets of blocks, pass by pass in turn: messages may arrive there while the pass before still computes.
-  class InTurns {
+  /// While this lives, memory is double-buffered, pass by pass: messages may arrive in one buffer while the pass before still reads the other.
+  class DoubleBuffered {
    public:
-    InTurns(DeviceBuffers& buffers, bool wanted) : buffers_(buffers) { buffers.in_turns_ = wanted; }
-    ~InTurns() { buffers_.in_turns_ = false; }
-    InTurns(const InTurns&) = delete;
-    InTurns& operator=(const InTurns&) = delete;
+    DoubleBuffered(DeviceBuffers& buffers, bool wanted) : buffers_(buffers) { buffers.double_buffered_ = wanted; }
+    ~DoubleBuffered() { buffers_.double_buffered_ = false; }
+    DoubleBuffered(const DoubleBuffered&) = delete;
+    DoubleBuffered& operator=(const DoubleBuffered&) = delete;
 
    private:
     DeviceBuffers& buffers_;
@@ -113,7 +113,7 @@ class DeviceBuffers final : public RowMemory {
     std::size_t next = 0;
   };
   Block& next_block(Blocks& blocks, std::size_t bytes);
-  bool has_blocks() const { return !blocks_.all.empty() || !turns_[0].all.empty(); }
+  bool has_blocks() const { return !blocks_.all.empty() || !double_blocks_[0].all.empty(); }
 
   Device device_{};
   Stream stream_{};  ///< the caller's
@@ -121,10 +121,10 @@ class DeviceBuffers final : public RowMemory {
   bool rehearses_ = false;
   Transport* transport_ = nullptr;
   Blocks blocks_;
-  std::array<Blocks, 2> turns_;
+  std::array<Blocks, 2> double_blocks_;  ///< of this pass and of the next, by turn_
   std::size_t turn_ = 0;
-  bool in_turns_ = false;
-  std::uint64_t started_ = 0, started_before_ = 0;  ///< tickets of the first messages in turns, of this pass and of the one before
+  bool double_buffered_ = false;
+  std::uint64_t started_ = 0, started_before_ = 0;  ///< tickets of the first double-buffered messages of this pass and of the one before
   Block workspaces_[1 + sides]{};                   ///< of each lane
   std::array<SideStream, sides> sides_;
   std::size_t bytes_ = 0;

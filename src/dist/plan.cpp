@@ -181,7 +181,7 @@ void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan
       load.backward_ns = load.forward_ns + transfer_ns(near * kv_row * wide, request.machine.host_mbytes) +
                          transfer_ns(far * kv_row * wide, request.machine.network_mbytes);
       // Whole rows merge nothing. Backward: dk and dv in f32, of received keys too; and the sum of dq.
-      load.forward_device_memory = far == 0 && received_in_turns(key_bytes) ? 2 * key_bytes : key_bytes;
+      load.forward_device_memory = far == 0 && double_buffers_keys(key_bytes) ? 2 * key_bytes : key_bytes;
       load.backward_device_memory = key_bytes + sum_bytes + load.tokens_kv * kv_row * wide + own * q_row * wide;
       // Buffers of queries, gathered keys, results and their parts; messages are added below.
       load.forward_memory =

@@ -338,7 +338,7 @@ TEST(ContextPlan, PredictsWhatWasMeasured) {
                                         << " measured";
     ++judged;
     if (!row.contains("buffers_gb")) continue;               // of the first rank, which keeps those of both passes
-    if (key.starts_with("h100x2")) continue;                 // measured before forward passes received keys into two buffers in turn
+    if (key.starts_with("h100x2")) continue;                 // measured before received keys were double-buffered
     if (c.workload.heads_q > c.workload.heads_kv) continue;  // a launch may have sums of its own for grouped heads (launch/group_sums.h)
     const double planned = static_cast<double>(plan.loads[0].forward_device_memory + plan.loads[0].backward_device_memory) * 1e-9;
     EXPECT_NEAR(planned / row["buffers_gb"].get<double>(), 1, 0.05) << words << ": " << planned << " GB planned";

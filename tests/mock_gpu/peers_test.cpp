@@ -363,7 +363,7 @@ class Recorded final : public Watched {
 };
 
 /// A rank that is ahead need not wait until its receiver has done with the keys of the last pass.
-TEST(Peers, KeysOfForwardPassesTakeTwoBuffersInTurn) {
+TEST(Peers, KeysOfForwardPassesAreDoubleBuffered) {
   setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
   cuda::jit::set_cache_folder("");
   expect_no(on_ranks(2, [](Transport& transport) {
@@ -391,8 +391,8 @@ TEST(Peers, KeysOfForwardPassesTakeTwoBuffersInTurn) {
   }));
 }
 
-/// An offer counts those of all calls before it: one whose memory is free early comes after earlier ones.
-TEST(Peers, MessagesThatMayComeEarlyKeepTheirOrder) {
+/// Beside others whose memory is free only at the call.
+TEST(Peers, MessagesMayBeAllowedEarly) {
   expect_no(on_ranks(2, [](Transport& transport) {
     const int me = transport.rank(), peer = 1 - me;
     auto* inbox = static_cast<int*>(transport.allocate(256));
