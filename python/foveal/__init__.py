@@ -56,13 +56,14 @@ from ._core import __version__ as __version__  # type: ignore[attr-defined, unus
 from ._core import abs as abs  # noqa: A004 - the name of the score language
 from .api import Plan, Report, attention, backward, check, explain, forward, plan
 from .describe import Options
+from .evaluation import MaterializedWarning
 from .masks import alibi, causal, causal_bottom_right, dilated, document, global_tokens, padding, prefix_lm, softcap, window
 
 
 atexit.register(_core.finish_ahead)
 
 __all__ = [
-    "Error", "Expr", "Options", "Param", "Plan", "Report", "__version__", "_core", "abs", "alibi", "attention", "backward", "batch",
+    "Error", "Expr", "MaterializedWarning", "Options", "Param", "Plan", "Report", "__version__", "abs", "alibi", "attention", "backward", "batch",
     "causal", "causal_bottom_right", "check", "clamp", "cos", "dilated", "document", "erf", "exp", "exp2", "explain", "floor", "floor_div",
     "forward", "global_tokens", "head", "kv_idx", "log", "log2", "logging", "maximum", "minimum", "num_threads", "padding", "parse", "plan",
     "pow", "prefix_lm", "q_idx", "rsqrt", "score", "seqlen_kv", "seqlen_q", "set_num_threads", "sigmoid", "sin", "softcap", "sqrt",

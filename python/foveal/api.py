@@ -365,7 +365,7 @@ def plan(
     backward: bool = False,
     dlse: bool = False,
     lse: bool = True,
-    gradients: tuple[str, ...] = (),
+    gradients: tuple[str, ...] | None = (),
     **arguments: Unpack[Arguments],
 ) -> Plan:
     """A Plan for arrays like q, k, v (shapes, strides, dtype, device). Outputs are planned contiguous.
@@ -373,6 +373,7 @@ def plan(
     backward: plan the backward pass, with the gradients of q, k, v and of the parameters named in `gradients`; otherwise the forward pass.
     dlse: whether a gradient of lse will be given to the backward pass.
     lse: whether the forward pass computes lse.
+    gradients: names of parameters, for the backward pass. None: of those whose captured arrays require one, as tensors of torch do.
 
         plan = foveal.plan(q, k, v, mask=foveal.causal())
         out, lse, scratch = np.empty_like(q), np.empty((batch, heads, seqlen), np.float32), plan.workspace()
@@ -388,6 +389,8 @@ def plan(
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     _check_plain(_ROLES, (q, k, v))
     bound = trace(score_mod, mask, options, described, _tracer(q))
+    if gradients is None:
+        gradients = tuple(name for name, array in zip(bound.names, bound.arrays) if backward and getattr(array, "requires_grad", False))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names)) if backward else (lse,)
     slots: list[Any] = [q, k, v, None, None]
     if backward:
@@ -405,14 +408,23 @@ def _like_lse(q: Any) -> Any:
 
 @public("foveal.explain")
 def explain(
-    q: Array, k: Array, v: Array, score_mod: ScoreMod = None, mask: Mask = None, *, backward: bool = False, **arguments: Unpack[Arguments]
+    q: Array,
+    k: Array,
+    v: Array,
+    score_mod: ScoreMod = None,
+    mask: Mask = None,
+    *,
+    backward: bool = False,
+    gradients: tuple[str, ...] | None = None,
+    **arguments: Unpack[Arguments],
 ) -> dict[str, Any]:
     """Says what a call with these arguments would run, and why: backend, kernel, tiles visited and skipped, workspace, FLOPs, refusals.
 
     Only the shapes, strides, dtypes and device of q, k, v matter. The key "text" holds a printable report.
+    gradients: as in plan(). None: with `backward`, those of captured tensors that require one, as in training.
     """
-    check_names("explain", arguments, (*_ACCEPTED, "backward"))
-    return plan(q, k, v, score_mod, mask, backward=backward, **arguments).explain()
+    check_names("explain", arguments, (*_ACCEPTED, "backward", "gradients"))
+    return plan(q, k, v, score_mod, mask, backward=backward, gradients=gradients, **arguments).explain()
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,40 @@
-"""Common masks and scores. Most are expressions: combine masks with &, | and ~.
+"""Common masks and scores. Combine masks with &, | and ~: `foveal.document(ids) & foveal.causal()`.
 
-Those that read an array are functions of the symbols, like a mask that you write yourself: combine them inside another function,
-`lambda *symbols: document(*symbols) & (symbols[3] <= symbols[2])`, or write text: mask="document(ids) & causal()", params={"ids": ids}.
+Most are expressions. Those that read an array are functions of the symbols, like a mask that you write yourself, and combine with those too.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any, Callable
 
 from . import _core, arrays
 from ._core import Expr, Type
 
-MaskFunction = Callable[[Any, Any, Any, Any], Any]
+
+class MaskFunction(functools.partial[Any]):  # so that tracing sees through it, as through every partial
+    """A mask as a function of (batch, head, q_idx, kv_idx), which combines by &, | and ~ with expressions and with other functions."""
+
+    def __and__(self, other: Any) -> MaskFunction:
+        return _combined(operator.and_, self.func, other)
+
+    def __or__(self, other: Any) -> MaskFunction:
+        return _combined(operator.or_, self.func, other)
+
+    def __invert__(self) -> MaskFunction:
+        keeps = self.func
+        return MaskFunction(lambda batch, head, q_idx, kv_idx: ~keeps(batch, head, q_idx, kv_idx))
+
+    __rand__, __ror__ = __and__, __or__
+
+
+def _combined(operation: Callable[[Any, Any], Any], one: Callable[..., Any], other: Any) -> MaskFunction:
+    if isinstance(other, Expr):
+        return MaskFunction(lambda batch, head, q_idx, kv_idx: operation(one(batch, head, q_idx, kv_idx), other))
+    if not callable(other):
+        raise TypeError(f"mask: found {type(other).__name__} {other!r}; a mask combines with an expression or with a function of (batch, head, q_idx, kv_idx)")
+    return MaskFunction(lambda batch, head, q_idx, kv_idx: operation(one(batch, head, q_idx, kv_idx), other(batch, head, q_idx, kv_idx)))
 
 
 def causal() -> Expr:
@@ -26,17 +48,23 @@ def causal_bottom_right() -> Expr:
 
 
 def window(w: int) -> Expr:
-    """abs(q_idx - kv_idx) <= w."""
+    """Keeps keys at most w positions away, on both sides: abs(q_idx - kv_idx) <= w. With `& causal()` it has one side.
+
+    w: an integer, 0 or more. Raises TypeError for what is no integer, ValueError for one below 0 or beyond 64 bits.
+    """
     return _core.window(_known("window: w", w, "lambda batch, head, q_idx, kv_idx: abs(q_idx - kv_idx) <= w"))
 
 
 def prefix_lm(prefix: int) -> Expr:
-    """kv_idx < prefix | kv_idx <= q_idx."""
+    """Keeps the first `prefix` keys for all queries, and behind them the causal ones: (kv_idx < prefix) | (kv_idx <= q_idx).
+
+    prefix: an integer, 0 or more. Raises TypeError for what is no integer, ValueError for one below 0 or beyond 64 bits.
+    """
     return _core.prefix_lm(_known("prefix_lm: prefix", prefix, "lambda batch, head, q_idx, kv_idx: (kv_idx < prefix) | (kv_idx <= q_idx)"))
 
 
 def _known(name: str, value: Any, written: str, kind: str = "mask") -> int:
-    """An integer that is known now; an array, perhaps traced, belongs into a function of one's own."""
+    """An integer that is known now; an array, perhaps traced, needs a function of your own that reads it."""
     try:
         known = operator.index(value)
         if not -(2**63) <= known < 2**63:
@@ -69,8 +97,8 @@ def document(ids: Any) -> MaskFunction:
     """
     _check(ids, "document: ids", (Type.integer,), {1: "(seqlen)", 2: "(batch, seqlen)"})
     if len(ids.shape) == 1:
-        return lambda batch, head, q_idx, kv_idx: ids[q_idx] == ids[kv_idx]
-    return lambda batch, head, q_idx, kv_idx: ids[batch, q_idx] == ids[batch, kv_idx]
+        return MaskFunction(lambda batch, head, q_idx, kv_idx: ids[q_idx] == ids[kv_idx])
+    return MaskFunction(lambda batch, head, q_idx, kv_idx: ids[batch, q_idx] == ids[batch, kv_idx])
 
 
 def padding(lengths: Any) -> MaskFunction:
@@ -80,7 +108,7 @@ def padding(lengths: Any) -> MaskFunction:
     ValueError for another shape or dtype.
     """
     _check(lengths, "padding: lengths", (Type.integer,), {1: "(batch)"})
-    return lambda batch, head, q_idx, kv_idx: (q_idx < lengths[batch]) & (kv_idx < lengths[batch])
+    return MaskFunction(lambda batch, head, q_idx, kv_idx: (q_idx < lengths[batch]) & (kv_idx < lengths[batch]))
 
 
 def global_tokens(w: int, is_global: Any) -> MaskFunction:
@@ -98,22 +126,32 @@ def global_tokens(w: int, is_global: Any) -> MaskFunction:
         near = (q_idx - kv_idx <= w) & (kv_idx - q_idx <= w)
         return near | (is_global[q_idx] != 0) | (is_global[kv_idx] != 0)
 
-    return mask
+    return MaskFunction(mask)
 
 
 def dilated(w: int, d: int) -> Expr:
-    """window(w) and abs(q_idx - kv_idx) % d == 0."""
+    """Keeps every d-th key of a window: (abs(q_idx - kv_idx) <= w) & (abs(q_idx - kv_idx) % d == 0) (Longformer, arXiv:2004.05150).
+
+    w: an integer, 0 or more. d: an integer, 1 or more. Raises TypeError for what is no integer, ValueError for others.
+    """
     near = "lambda batch, head, q_idx, kv_idx: (abs(q_idx - kv_idx) <= w) & (abs(q_idx - kv_idx) % d == 0)"
     return _core.dilated(_known("dilated: w", w, near), _known("dilated: d", d, near))
 
 
 def alibi(heads: int) -> Expr:
-    """The score plus (kv_idx - q_idx) * 2 ** (-8 * (head + 1) / heads)."""
+    """ALiBi (arXiv:2108.12409): the score plus (kv_idx - q_idx) * 2 ** (-8 * (head + 1) / heads).
+
+    heads: the number of query heads, 1 or more, whose slopes are those of the paper where it is a power of two. Raises TypeError for what is no integer,
+    ValueError for one below 1.
+    """
     return _core.alibi(_known("alibi: heads", heads, "lambda score, batch, head, q_idx, kv_idx: score + slopes[head] * (kv_idx - q_idx)", "score"))
 
 
 def softcap(cap: float) -> Expr:
-    """The score as cap * tanh(score / cap)."""
+    """The score as cap * tanh(score / cap), as in Gemma 2 (arXiv:2408.00118).
+
+    cap: a number. Raises TypeError for an array, which belongs into a score of your own.
+    """
     if isinstance(cap, str) or not hasattr(cap, "__float__") or getattr(cap, "shape", ()) != ():
         raise _unknown("softcap: cap", cap, "a number", "lambda score, batch, head, q_idx, kv_idx: cap[head] * foveal.tanh(score / cap[head])", "score")
     return _core.softcap(float(cap))

@@ -408,12 +408,9 @@ class ReferenceBackend : public planning::Backend {
   std::string name() const override { return "reference"; }
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   std::vector<TargetInfo> targets() const override { return {{"reference", "f64", true, "exact, slow: the definition of correct"}}; }
-  std::optional<std::string> refuses(const Problem& problem, const PlanOptions& options) const override {
-    constexpr std::int64_t max_dim = 1024;  // that of the kernels: beyond it, this slow backend must be chosen explicitly
-    if (options.backend == name() || std::max(problem.head_dim, problem.head_dim_v) <= max_dim) return std::nullopt;
-    const bool qk = problem.head_dim > max_dim;
-    return base::join(qk ? "head_dim " : "head_dim_v ", qk ? problem.head_dim : problem.head_dim_v,
-                      " is beyond every kernel; it runs when it is asked for by name");
+  std::optional<std::string> refuses(const Problem&, const PlanOptions& options) const override {
+    if (options.backend == name()) return std::nullopt;
+    return "exact and slow; it runs only when it is asked for by name";
   }
   std::unique_ptr<planning::Executable> prepare(const Problem& problem, const PlanOptions& options) const override {
     return make_reference(problem, options);

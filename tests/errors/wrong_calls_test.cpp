@@ -502,7 +502,7 @@ const std::vector<Row> rows{
      "options.exclude: there is no 'tpu'; expected some of cpu, cuda, reference with commas between"},
     {"ExcludeAll", [](Calls& c) { c.options.exclude = "reference,cpu", c.forward(); }, "cpu: it was excluded", ErrorCode::unsupported},
     {"HeadDimForTheReferenceOnly", [](Calls&) { plan({}, Shapes{.head_dim = 1025}, Pass::forward); },
-     "reference: head_dim 1025 is beyond every kernel; it runs when it is asked for by name", ErrorCode::unsupported},
+     "reference: exact and slow; it runs only when it is asked for by name", ErrorCode::unsupported},
     {"UnknownBackend", [](Calls& c) { c.options.backend = "tpu", c.forward(); }, "options.backend: there is no 'tpu'; expected one of "},
     {"UnknownTarget", [](Calls& c) { c.options.target = "sse9", c.forward(); }, "options.target: there is no 'sse9'; expected one of "},
     {"Threads", [](Calls& c) { c.options.threads = -2, c.forward(); }, "options.threads: -2; expected 0 (all) to 4096"},

@@ -48,12 +48,40 @@ def test_mask_is_its_text(name, framework):
     assert numpy.array_equal(numpy.asarray(out), expected)
 
 
-def test_masks_combine_inside_a_function():
+DOCUMENT, GLOBALS = foveal.document(IDS), foveal.global_tokens(7, GLOBAL)
+
+
+def even(batch, head, q_idx, kv_idx):
+    return kv_idx % 2 == 0
+
+
+@pytest.mark.parametrize(
+    "mask, text",
+    [
+        (lambda *symbols: DOCUMENT(*symbols) & (symbols[3] <= symbols[2]), "document(ids) & causal()"),
+        (DOCUMENT & foveal.causal(), "document(ids) & causal()"),
+        (foveal.causal() & DOCUMENT, "document(ids) & causal()"),
+        (DOCUMENT | foveal.window(3), "document(ids) | window(3)"),
+        (foveal.window(3) | DOCUMENT, "document(ids) | window(3)"),
+        (~DOCUMENT & foveal.causal() | foveal.window(0), "(ids[q_idx] != ids[kv_idx]) & causal() | window(0)"),
+        (~(DOCUMENT & foveal.causal()), "~(document(ids) & causal())"),
+        (DOCUMENT & GLOBALS, "document(ids) & global_tokens(7, chosen)"),
+        (DOCUMENT & even, "document(ids) & (kv_idx % 2 == 0)"),
+        (even & DOCUMENT | GLOBALS, "document(ids) & (kv_idx % 2 == 0) | global_tokens(7, chosen)"),
+    ],
+)
+def test_masks_combine(mask, text):
     q, k, v = tensors()
-    document = foveal.document(IDS)
-    out = foveal.attention(q, k, v, mask=lambda *symbols: document(*symbols) & (symbols[3] <= symbols[2]))
-    expected = foveal.attention(q, k, v, mask="document(ids) & causal()", params={"ids": IDS})
-    assert numpy.array_equal(out, expected)
+    expected = foveal.attention(q, k, v, mask=text, params={"ids": IDS, **({"chosen": GLOBAL} if "chosen" in text else {})})
+    assert numpy.array_equal(foveal.attention(q, k, v, mask=mask), expected)
+    assert guards.key_of((None, mask), None) is not None  # it is traced once
+
+
+@pytest.mark.parametrize("other", [3, None, "causal()"])
+def test_masks_combine_with_masks_only(other):
+    for combine in (lambda: DOCUMENT & other, lambda: other | DOCUMENT):
+        with pytest.raises(TypeError, match="a mask combines with an expression or with a function of"):
+            combine()
 
 
 def test_a_changed_array_is_read_anew():

@@ -55,11 +55,23 @@ def test_opcheck():
     q, k, v = tensors(1, 6, 2, 4, dtype=torch.float32)
     bias = torch.randn(6, requires_grad=True)
     layer = foveal.torch.Attention(lambda s, b, h, i, j: s + bias[j], foveal.causal())
+    assert repr(layer) == "Attention(score_mod='score + p0[kv_idx]', mask='kv_idx <= q_idx')"
     torch.library.opcheck(torch.ops.foveal.forward.default, (q, k, v, [bias], None, None, None, 0, 0, 1, -2, None, layer.key))
     plain = [t.detach() for t in (q, k, v)]
     out, lse = torch.ops.foveal.forward(*plain, [bias.detach()], None, None, None, 0, 0, 1, -2, None, layer.key)
     arguments = (*plain, out, lse, torch.ones_like(out), None, [bias.detach()], None, None, None, 0, 0, 1, -2, None, layer.key, [True, False, True, True])
     torch.library.opcheck(torch.ops.foveal.backward.default, arguments)
+
+
+def test_explain_is_of_the_pass_that_training_runs():
+    """A gradient that the captured tensor requires takes kernels of its own."""
+    q, k, v = tensors(1, 6, 2, 4, dtype=torch.float32)
+    bias, fixed = torch.randn(6, requires_grad=True), torch.randn(6)
+    score = lambda s, b, h, i, j: s + bias[j] * fixed[i]  # noqa: E731
+    asked = foveal.explain(q, k, v, score, backward=True)["text"]
+    assert 'param="p0: real[6] grad" param="p1: real[6]"' in asked and asked == foveal.explain(q, k, v, score, backward=True, gradients=("p0",))["text"]
+    assert " grad" not in foveal.explain(q, k, v, score, backward=True, gradients=())["text"]
+    assert " grad" not in foveal.explain(q, k, v, score)["text"]
 
 
 def test_compile_without_graph_break():

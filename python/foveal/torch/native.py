@@ -83,7 +83,7 @@ class Attention(torch.nn.Module):
         self._bind()
 
     def extra_repr(self) -> str:
-        return self.key
+        return ", ".join(f"{name}={text!r}" for name, text in zip(("score_mod", "mask"), self._texts) if text is not None)
 
     @public("foveal.torch.Attention")
     def forward(
