@@ -9,9 +9,9 @@ namespace foveal::cli {
 
 enum ExitCode : int {
   exit_ok = 0,
-  exit_check_failed = 1,  ///< a check or a benchmark failed
+  exit_check_failed = 1,  ///< a check failed
   exit_usage = 2,         ///< a wrong option, argument, problem line or file
-  exit_unsupported = 3,   ///< valid, but not supported on this machine
+  exit_unsupported = 3,   ///< valid, but nothing on this machine can do it
   exit_failure = 4,       ///< a device, compiler or system error
 };
 

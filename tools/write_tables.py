@@ -126,6 +126,22 @@ def gpu():
     return "\n".join(lines)
 
 
+def race():
+    """Kernel times beside FlashAttention-4 in turns: geometric means over the lengths of the grid."""
+    groups = collections.defaultdict(list)
+    for text, row in by_case(rows_of("h200-race")).items():
+        if "fa4" in row:
+            (problem,) = parse(text, "race")
+            groups[problem.head_dim, problem.causal, "backward" if problem.backward else "forward"].append((row["foveal"], row["fa4"]))
+    first = next(iter(groups.values()))[0][0]
+    lines = [f"{first['machine']}, the same cases, commit `{first['commit']}`:", "",
+             "| head dim | mask | pass | speed relative to FlashAttention-4, mean over lengths | lowest |", "|---|---|---|---|---|"]
+    for (head_dim, causal, name), found in sorted(groups.items()):
+        ratios = [theirs["ms"] / ours["ms"] for ours, theirs in found]
+        lines.append(f"| {head_dim} | {'causal' if causal else 'none'} | {name} | {geomean(ratios):.2f} | {min(ratios):.2f} |")
+    return "\n".join(lines)
+
+
 def grid():
     """The same, each length."""
     groups = grid_groups()
@@ -389,7 +405,12 @@ def speed():
                      for cases in (both, cpu_groups()[machine, "backward", dtype, threads])]
             rows.append((f"{named(machine).split(' (avx')[0].replace('(R)', '').replace(' Processor', '')}, one core", "BF16, mean of the suite", "PyTorch SDPA", cells))
     lines = ["| machine | attention | compared with | forward | backward |", "|---|---|---|---|---|"]
-    return "\n".join(lines + [f"| {machine} | {what} | {beside} | {cells[0]:.2f}x | {cells[1]:.2f}x |" for machine, what, beside, cells in rows])
+    return "\n".join(lines + [f"| {machine} | {what} | {beside} | {times(cells[0])} | {times(cells[1])} |" for machine, what, beside, cells in rows])
+
+
+def times(ratio):
+    """Beyond a thousand the digits mean nothing."""
+    return "over 1000x" if ratio > 1000 else f"{ratio:.2f}x"
 
 
 def distributed():
@@ -469,7 +490,7 @@ def suites():
 PAGES = {
     "README.md": (example, speed),
     "docs/support.md": (support, architectures),
-    "docs/performance.md": (models, llmc, cpu, gpu, few, pages, scores),
+    "docs/performance.md": (models, llmc, cpu, gpu, race, few, pages, scores),
     "docs/numerics.md": (errors, errors_gpu, checks),
     "docs/reliability.md": (fuzz, programs, programs_gpu, soak),
     "docs/distributed.md": (distributed,),

@@ -16,6 +16,7 @@ VERBS = {  # each a module of that name with arguments(parser) and main(options)
     "overhead": "host time of a call beyond its kernels",
     "shares": "peak rates of this machine, and the share of them that the CPU kernels reach",
     "grid": "plain attention on a GPU by libfoveal.so, compared with cuDNN",
+    "race": "plain attention on a GPU by libfoveal.so, cuDNN and FlashAttention-4 in turns",
     "trained": "programmed and trained scores on a GPU by libfoveal.so, compared with the plain pass",
     "shapes": "odd shapes, reproducible gradients and few queries on a GPU by libfoveal.so",
     "first-call": "time to compile the kernels of a score",

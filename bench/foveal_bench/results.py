@@ -70,6 +70,7 @@ SUITES = {
     "two-cores": "gain of a second core (`shares`)",
     "overhead": "host time of a call (`overhead`)",
     "grid": "plain attention compared with cuDNN (`grid`)",
+    "race": "plain attention compared with cuDNN and FlashAttention-4 (`race`)",
     "trained": "programmed and trained scores compared with the plain pass (`trained`)",
     "shapes": "odd shapes compared with round ones (`shapes`)", "reproducible": "reproducible gradients (`shapes`)",
     "few-queries": "few queries compared with cuDNN (`shapes`)", "few-queries-scores": "few queries with programs compared with FlexAttention (`shapes`)",

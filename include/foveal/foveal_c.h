@@ -129,7 +129,7 @@ typedef struct foveal_options {
   size_t struct_size;
   const char* backend; /* null: the first that supports the problem */
   const char* target;
-  int32_t threads; /* 0: all */
+  int32_t threads; /* 0: the default, that of foveal_set_num_threads */
   int32_t reserved;
   const char* exclude; /* since the second version: comma-separated backends that must not be chosen */
 } foveal_options;

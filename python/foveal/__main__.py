@@ -56,7 +56,11 @@ def cache() -> str:
 def shipped() -> str:
     """The kernels that came with the library."""
     folder, count, compiler, unusable = _core.shipped_kernels()
-    return f"not used, {unusable}: {folder or 'FOVEAL_KERNELS_DIR is empty'}" if unusable else f"{folder}: {count}, compiled by NVRTC {compiler}"
+    if not unusable:
+        return f"{folder}: {count}, compiled by NVRTC {compiler}"
+    if folder and not os.path.exists(folder):
+        return "none came with this build: kernels are compiled when they are first needed, and kept"
+    return f"not used, {unusable}: {folder or 'FOVEAL_KERNELS_DIR is empty'}"
 
 
 def versions() -> str:

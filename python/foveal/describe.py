@@ -119,7 +119,7 @@ def _number(name: str, value: Any) -> float:
 def without_gradient(name: str, value: Any) -> Any:
     """Refuses a tensor whose gradient a number would lose."""
     if getattr(value, "requires_grad", False):
-        raise TypeError(f"attention: {name}: found a tensor that requires a gradient; expected a number. What is trained belongs into the score: "
+        raise TypeError(f"attention: {name}: found a tensor that requires a gradient; expected a number. Put trained factors into the score: "
                         "score_mod=lambda s, b, h, i, j: s * t, with scale=1.0")  # fmt: skip
     return value
 

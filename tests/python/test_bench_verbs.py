@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
@@ -206,6 +206,34 @@ def test_a_grid_of_wrong_results_is_not_timed(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="forward f32 b2 h2 q24 d16: results differ"):
         main(["grid", f"--library={LIBRARY}", "--device=cpu", f"--suite={tmp_path}/small.txt", f"--output={tmp_path}/grid.jsonl"])
     assert not (tmp_path / "grid.jsonl").exists()
+
+
+class Peer:
+    """As flash_attn.cute.interface: [batch, seqlen, heads, dim]."""
+
+    @staticmethod
+    def _flash_attn_fwd(q, k, v, causal, return_lse):
+        out = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal, enable_gqa=True)
+        return out.transpose(1, 2), None, None
+
+    @classmethod
+    def _flash_attn_bwd(cls, q, k, v, out, dout, lse, causal):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(cls._flash_attn_fwd(*leaves, causal, True)[0], leaves, dout)
+
+
+@needs_library
+def test_race(tmp_path, monkeypatch):
+    (tmp_path / "small.txt").write_text("both f32 b2 h2 q24 d16 causal\n")
+    words = ["race", f"--library={LIBRARY}", "--device=cpu", f"--suite={tmp_path}/small.txt", f"--output={tmp_path}/race.jsonl"]
+    assert main(words) == 2  # flash_attn is not installed
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", Peer)
+    main(words)
+    cases = by_case(tmp_path / "race.jsonl")
+    assert list(cases) == [f"{name} f32 b2 h2 q24 d16 causal" for name in ("forward", "backward")]
+    for row in cases.values():
+        assert set(row) == {"foveal", "torch_sdpa", "fa4"} and all(0 < who["ms"] and len(who["ms_turns"]) == 4 for who in row.values())
+        assert all(who["difference"] < 1e-5 for who in row.values())
 
 
 @needs_library
