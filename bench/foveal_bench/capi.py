@@ -24,7 +24,7 @@ class Tensor(C.Structure):
 
 class Attention(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("score_mod", C.c_char_p), ("mask", C.c_char_p), ("sink", C.c_char_p), ("scale", C.c_double),
-                ("dropout_p", C.c_double), ("reserved_seed", C.c_uint64), ("reserved_offset", C.c_uint64), ("q_offset", C.c_int64),
+                ("dropout_p", C.c_double), ("q_offset", C.c_int64),
                 ("kv_offset", C.c_int64), ("determinism", C.c_int32), ("backward", C.c_int32), ("checked", C.c_int32), ("accumulate", C.c_int32)]  # fmt: skip
 
 
@@ -33,17 +33,17 @@ class Param(C.Structure):
 
 
 class Call(C.Structure):
-    """Of the first version: later fields are for what is not timed here."""
-
     _fields_ = [
         ("struct_size", C.c_size_t), ("pass_", C.c_int32), ("param_count", C.c_int32), ("params", C.POINTER(Param)),
         *((name, C.POINTER(Tensor)) for name in "q k v out lse dout dlse dq dk dv cu_seqlens_q cu_seqlens_kv".split()),
-        ("max_seqlen_q", C.c_int64), ("max_seqlen_kv", C.c_int64),
+        ("max_seqlen_q", C.c_int64), ("max_seqlen_kv", C.c_int64), ("dropout_seed", C.c_uint64), ("dropout_offset", C.c_uint64),
+        *((name, C.POINTER(Tensor)) for name in "dropout_state block_table seqlens_kv".split()),
     ]  # fmt: skip
 
 
 class Options(C.Structure):
-    _fields_ = [("struct_size", C.c_size_t), ("backend", C.c_char_p), ("target", C.c_char_p), ("threads", C.c_int32), ("reserved", C.c_int32)]
+    _fields_ = [("struct_size", C.c_size_t), ("backend", C.c_char_p), ("target", C.c_char_p), ("threads", C.c_int32), ("reserved", C.c_int32),
+                ("exclude", C.c_char_p)]  # fmt: skip
 
 
 Parameter = tuple[str, torch.Tensor, "torch.Tensor | None"]  # declaration, data, where its gradient goes

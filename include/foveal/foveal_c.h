@@ -73,7 +73,6 @@ typedef struct foveal_attention {
   const char* sink; /* name of the parameter with the sink logits, real [heads_q] */
   double scale;     /* 0: 1 / sqrt(head_dim) */
   double dropout_p;
-  uint64_t reserved_seed, reserved_offset; /* dropout's in the first version of foveal_call, else 0 */
   int64_t q_offset;
   int64_t kv_offset;
   int32_t determinism; /* FOVEAL_FAST or FOVEAL_REPRODUCIBLE */
@@ -118,10 +117,8 @@ typedef struct foveal_call {
   const foveal_tensor *dq, *dk, *dv;                 /* backward only */
   const foveal_tensor *cu_seqlens_q, *cu_seqlens_kv; /* both: packed sequences */
   int64_t max_seqlen_q, max_seqlen_kv;
-  /* Since the second version: */
   uint64_t dropout_seed, dropout_offset; /* Philox state: which pairs this run drops; a backward pass takes its forward pass's */
   const foveal_tensor* dropout_state;    /* replaces the two if not null: I64 [2] on q's device with their bits, read when kernels run */
-  /* Since the third version: */
   const foveal_tensor *block_table, *seqlens_kv; /* both: paged keys and values */
 } foveal_call;
 
@@ -131,7 +128,7 @@ typedef struct foveal_options {
   const char* target;
   int32_t threads; /* 0: the default, that of foveal_set_num_threads */
   int32_t reserved;
-  const char* exclude; /* since the second version: comma-separated backends that must not be chosen */
+  const char* exclude; /* comma-separated backends that must not be chosen */
 } foveal_options;
 
 typedef struct foveal_target {

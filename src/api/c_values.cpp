@@ -1,5 +1,8 @@
 #include "api/c_values.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "base/recent.h"
 #include "cuda/jit/driver.h"
 #include "problem/roles.h"
@@ -89,7 +92,7 @@ std::vector<Param> params_of(const foveal_call& call) {
 }
 
 Attention attention_of(const foveal_attention* given, const std::vector<Param>& params) {
-  const foveal_attention a = adopted(given, "attention");
+  const foveal_attention& a = of_this_version(given, "attention");
   Attention attention;
   if (a.score_mod != nullptr) attention.score_mod = expression_of(a.score_mod, params);
   if (a.mask != nullptr) attention.mask = expression_of(a.mask, params);
@@ -108,19 +111,10 @@ Attention attention_of(const foveal_attention* given, const std::vector<Param>& 
   return attention;
 }
 
-bool is_first_version(const foveal_call& call) { return call.struct_size == offsetof(foveal_call, dropout_seed); }
-
-DropoutRng rng_of(const foveal_attention* attention, const foveal_call& call) {
-  const foveal_attention a = adopted(attention, "attention");
-  FOVEAL_CHECK(is_first_version(call) || (a.reserved_seed == 0 && a.reserved_offset == 0), "attention: reserved_seed ", a.reserved_seed,
-               ", reserved_offset ", a.reserved_offset, "; expected 0, for a call has its own dropout_seed and dropout_offset");
-  return {.seed = a.reserved_seed, .offset = a.reserved_offset};
-}
-
 PlanOptions options_of(const foveal_options* given) {
   PlanOptions options;
   if (given == nullptr) return options;
-  const foveal_options o = adopted(given, "options");
+  const foveal_options& o = of_this_version(given, "options");
   FOVEAL_CHECK(o.reserved == 0, "options: reserved ", o.reserved, "; expected 0");
   if (o.backend != nullptr) options.backend = o.backend;
   if (o.target != nullptr) options.target = o.target;
@@ -148,7 +142,7 @@ problem::Call by_role(const foveal_call& call, Pass pass, TensorViews& views) {
 }
 
 bool accumulates(const foveal_attention* given) {
-  const foveal_attention a = adopted(given, "attention");
+  const foveal_attention& a = of_this_version(given, "attention");
   FOVEAL_CHECK(a.accumulate == 0 || a.accumulate == 1, "attention: accumulate ", a.accumulate, "; expected 0 or 1");
   return a.accumulate == 1;
 }

@@ -1,9 +1,6 @@
 #pragma once
-// Shared by the parts of the C interface: structs of every version become C++ values, exceptions become codes.
-#include <algorithm>
+// Shared by the parts of the C interface: structs become C++ values, exceptions become codes.
 #include <array>
-#include <cstddef>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -56,26 +53,13 @@ int guarded(Fn&& fn) noexcept {
   return FOVEAL_INTERNAL;
 }
 
-/// Sizes of earlier versions of a struct. Each version only appends fields.
+/// A struct of the caller's, whose size says that it is of this version of the library.
 template <class Struct>
-inline constexpr std::array<size_t, 0> earlier_sizes{};
-template <>
-inline constexpr std::array<size_t, 2> earlier_sizes<foveal_call>{offsetof(foveal_call, dropout_seed), offsetof(foveal_call, block_table)};
-
-template <>
-inline constexpr std::array<size_t, 1> earlier_sizes<foveal_options>{offsetof(foveal_options, exclude)};
-
-/// A struct of this or an earlier version as one of this version; missing fields are zero.
-template <class Struct>
-Struct adopted(const Struct* given, const char* name) {
+const Struct& of_this_version(const Struct* given, const char* name) {
   FOVEAL_CHECK(given != nullptr, name, ": null");
-  const size_t size = given->struct_size;
-  const auto& earlier = earlier_sizes<Struct>;
-  FOVEAL_CHECK(size == sizeof(Struct) || std::find(earlier.begin(), earlier.end(), size) != earlier.end(), name, ": struct_size ", size,
-               "; expected sizeof(foveal_", name, "), ", sizeof(Struct), " in this version of the library");
-  Struct own{};
-  std::memcpy(&own, given, size);
-  return own;
+  FOVEAL_CHECK(given->struct_size == sizeof(Struct), name, ": struct_size ", given->struct_size, "; expected sizeof(foveal_", name, "), ",
+               sizeof(Struct), " in this version of the library");
+  return *given;
 }
 
 template <class Enum>
@@ -92,9 +76,6 @@ TensorView view_of(Named at, const foveal_tensor* tensor);
 void check_params(const foveal_call& call);
 std::vector<Param> params_of(const foveal_call& call);
 Attention attention_of(const foveal_attention* given, const std::vector<Param>& params);
-bool is_first_version(const foveal_call& call);
-/// The dropout state of calls of the first version.
-DropoutRng rng_of(const foveal_attention* attention, const foveal_call& call);
 PlanOptions options_of(const foveal_options* given);
 using TensorViews = std::array<TensorView, problem::role_table::all.size()>;
 /// The call's tensors by role, stored in `views`. A forward pass ignores those of a backward one.
@@ -103,9 +84,9 @@ bool accumulates(const foveal_attention* given);
 /// Writes the text, truncated to `size`; returns its full length.
 size_t write_text(const std::string& whole, char* text, size_t size);
 
-/// Calls run(inputs, outputs) of the call's pass. first_rng: the dropout state of a call of the first version.
+/// Calls run(inputs, outputs) of the call's pass.
 template <class Do>
-void dispatch(const foveal_call& call, const std::vector<Param>& params, const DropoutRng& first_rng, Do&& run) {
+void dispatch(const foveal_call& call, const std::vector<Param>& params, Do&& run) {
   const Pass pass = enumerator("call: pass", call.pass, Pass::backward);
   FOVEAL_CHECK(static_cast<std::size_t>(call.param_count) == params.size(), "call: ", call.param_count, " parameters; the plan has ",
                params.size());
@@ -117,10 +98,7 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, const D
     rest.params.push_back({params[i], view_of({name}, call.params[i].tensor)});
     if (call.params[i].gradient != nullptr) rest.dparams.push_back({params[i], view_of(base::gradient_of(name), call.params[i].gradient)});
   }
-  rest.rng =
-      is_first_version(call)
-          ? first_rng
-          : DropoutRng{.seed = call.dropout_seed, .offset = call.dropout_offset, .state = view_of({"dropout_state"}, call.dropout_state)};
+  rest.rng = {.seed = call.dropout_seed, .offset = call.dropout_offset, .state = view_of({"dropout_state"}, call.dropout_state)};
   TensorViews views;
   problem::with_arguments(by_role(call, pass, views), std::move(rest), std::forward<Do>(run));
 }

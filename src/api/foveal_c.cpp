@@ -19,7 +19,6 @@ const std::vector<TargetInfo>& all_targets() {
 struct foveal_plan {
   Plan plan;
   std::vector<Param> params;
-  DropoutRng first_rng;  ///< of calls of the first version
   bool accumulates;
   int threads;  ///< for accumulation; 0: all
 };
@@ -30,20 +29,19 @@ int foveal_plan_create(const foveal_attention* attention, const foveal_call* cal
   return guarded([&] {
     FOVEAL_CHECK(plan != nullptr, "plan: null; expected a place for the plan");
     *plan = nullptr;
-    const foveal_call own = adopted(call, "call");
+    const foveal_call& own = of_this_version(call, "call");
     std::vector<Param> params = params_of(own);
     const Attention what = attention_of(attention, params);
     const PlanOptions how = options_of(options);
     Plan made;
-    const DropoutRng first_rng = rng_of(attention, own);
     const bool accumulate = accumulates(attention);
-    dispatch(own, params, first_rng, [&]<class Inputs, class Outputs>(const Inputs& inputs, const Outputs& outputs) {
+    dispatch(own, params, [&]<class Inputs, class Outputs>(const Inputs& inputs, const Outputs& outputs) {
       if constexpr (std::is_same_v<Outputs, BackwardOutputs>) {
         if (accumulate) return void(made = foveal::plan(what, inputs, api::GradientSum(outputs).parts(), how));
       }
       made = foveal::plan(what, inputs, outputs, how);
     });
-    *plan = new foveal_plan{std::move(made), std::move(params), first_rng, accumulate, how.threads};
+    *plan = new foveal_plan{std::move(made), std::move(params), accumulate, how.threads};
   });
 }
 
@@ -65,7 +63,7 @@ size_t foveal_plan_explain(const foveal_plan* plan, char* text, size_t size) {
 int foveal_plan_run(const foveal_plan* plan, const foveal_call* call, void* workspace, void* stream) {
   return guarded([&] {
     FOVEAL_CHECK(plan != nullptr, "plan: null");
-    dispatch(adopted(call, "call"), plan->params, plan->first_rng, [&](const auto& inputs, const auto& outputs) {
+    dispatch(of_this_version(call, "call"), plan->params, [&](const auto& inputs, const auto& outputs) {
       run_into(
           plan->accumulates, inputs, outputs, [&](const auto& in, const auto& out) { plan->plan.run(in, out, workspace, Stream{stream}); },
           plan->threads);
@@ -75,11 +73,11 @@ int foveal_plan_run(const foveal_plan* plan, const foveal_call* call, void* work
 
 int foveal_run(const foveal_attention* attention, const foveal_call* call, const foveal_options* options, void* stream) {
   return guarded([&] {
-    const foveal_call own = adopted(call, "call");
+    const foveal_call& own = of_this_version(call, "call");
     const std::vector<Param> params = params_of(own);
     const Attention what = attention_of(attention, params);
     const PlanOptions how = options_of(options);
-    dispatch(own, params, rng_of(attention, own), [&](const auto& inputs, const auto& outputs) {
+    dispatch(own, params, [&](const auto& inputs, const auto& outputs) {
       run_into(
           accumulates(attention), inputs, outputs,
           [&]<class Inputs, class Outputs>(const Inputs& in, const Outputs& out) {

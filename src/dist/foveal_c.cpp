@@ -20,7 +20,6 @@ struct foveal_context {
   std::shared_ptr<dist::Transport> transport;
   dist::ContextAttention attention;
   std::vector<Param> params;
-  DropoutRng first_rng;
   bool accumulates;
 };
 
@@ -139,7 +138,7 @@ dist::WholeShapes shapes_of(const foveal_call& whole) {
 dist::ContextOptions context_options_of(const foveal_context_options* given) {
   dist::ContextOptions options;
   if (given == nullptr) return options;
-  const foveal_context_options o = adopted(given, "context_options");
+  const foveal_context_options& o = of_this_version(given, "context_options");
   if (o.deal != nullptr) options.deal = o.deal;
   if (o.machine != nullptr) options.machine = o.machine;
   if (o.unit != 0) options.unit = o.unit;
@@ -162,7 +161,7 @@ int foveal_ranks_mpi_world(double time_limit, foveal_ranks** ranks) {
 
 int foveal_ranks_of(const foveal_network* network, foveal_ranks** ranks) {
   return make_ranks(ranks, [&] {
-    const foveal_network own = adopted(network, "network");
+    const foveal_network& own = of_this_version(network, "network");
     FOVEAL_CHECK(own.size >= 1 && own.size <= dist::most_ranks && own.rank >= 0 && own.rank < own.size, "network: rank ", own.rank, " of ",
                  own.size, "; expected a rank below a size of 1 to ", dist::most_ranks);
     FOVEAL_CHECK(own.size == 1 || (own.start != nullptr && own.wait != nullptr), "network: start or wait is null; expected functions");
@@ -181,20 +180,19 @@ int foveal_context_create(const foveal_ranks* ranks, const foveal_attention* att
     *context = nullptr;
     FOVEAL_CHECK(ranks != nullptr, "ranks: null; expected those of foveal_ranks_mpi() or another");
     telling_of_refusals(*ranks->transport, [&](bool& begun) {
-      const foveal_call own = adopted(whole, "call");
+      const foveal_call& own = of_this_version(whole, "call");
       enumerator("call: pass", own.pass, Pass::backward);
       const std::vector<Param> params = params_of(own);
       std::vector<ParamBinding> bound;
       for (std::size_t i = 0; i < params.size(); ++i)
         bound.push_back({params[i], view_of({params[i].name().c_str()}, own.params[i].tensor)});
       const Attention what = attention_of(attention, params);
-      const DropoutRng first_rng = rng_of(attention, own);
       const bool accumulate = accumulates(attention);
       const dist::WholeShapes shapes = shapes_of(own);
       const dist::ContextOptions how = context_options_of(options);
       begun = true;
-      *context = new foveal_context{ranks->transport, dist::ContextAttention(ranks->transport, what, shapes, bound, how), params, first_rng,
-                                    accumulate};
+      *context =
+          new foveal_context{ranks->transport, dist::ContextAttention(ranks->transport, what, shapes, bound, how), params, accumulate};
     });
   });
 }
@@ -229,7 +227,7 @@ int foveal_context_run(foveal_context* context, const foveal_call* call, void* s
   return guarded([&] {
     FOVEAL_CHECK(context != nullptr, "context: null");
     telling_of_refusals(*context->transport, [&](bool& begun) {
-      dispatch(adopted(call, "call"), context->params, context->first_rng, [&](const auto& inputs, const auto& outputs) {
+      dispatch(of_this_version(call, "call"), context->params, [&](const auto& inputs, const auto& outputs) {
         run_into(context->accumulates, inputs, outputs, [&]<class Inputs, class Outputs>(const Inputs& in, const Outputs& out) {
           begun = true;
           if constexpr (std::is_same_v<Inputs, ForwardInputs>)
