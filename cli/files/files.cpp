@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "files/npy.h"
 #include "files/npz.h"
+#include "files/removed_on_signal.h"
 #include "files/safetensors.h"
 
 namespace foveal::cli {
@@ -29,7 +30,7 @@ std::vector<std::byte> read_bytes(const std::string& path) {
   return bytes;
 }
 
-// New files under temporary names until publish(); what was not published is removed.
+// New files under temporary names until publish(); what was not published is removed, also by a signal that ends the process.
 class Staged {
  public:
   Staged() = default;
@@ -47,6 +48,7 @@ class Staged {
     const bool other = fs::exists(found) && !fs::is_regular_file(found);
     const std::string real = fs::is_regular_file(found) ? fs::canonical(path).string() : path;
     const std::string fresh = other ? path : base::join(real, ".", getpid(), ".unfinished");  // another process may write the same
+    if (!other) RemovedOnSignal::name(fresh);
     std::ofstream file(fresh, std::ios::binary);
     FOVEAL_CHECK(file, path, ": cannot be written: ", std::strerror(errno));
     if (!other) files_.emplace_back(fresh, real);
@@ -65,6 +67,7 @@ class Staged {
   }
 
  private:
+  RemovedOnSignal signals_;
   std::vector<std::pair<std::string, std::string>> files_;
 };
 

@@ -11,7 +11,7 @@ namespace foveal::cli {
 std::vector<Tensor> read_tensors(const std::string& path);
 
 /// An .npz or .safetensors file, or a folder of .npy files when the path has no ending. Everything is written beside its place first and
-/// renamed when all of it is there: an error leaves the old files, or none.
+/// renamed when all of it is there: an error, or a signal that ends the process, leaves the old files, or none.
 void write_tensors(const std::vector<Tensor>& tensors, const std::string& path);
 
 /// Written beside its place and renamed. Throws invalid_argument when it cannot be.

@@ -4,8 +4,10 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -261,6 +263,41 @@ TEST(Writing, AnErrorLeavesTheOldFilesAlone) {
   EXPECT_EQ(bytes_of((folder / "a.npy").string()).size(), 3u);
   EXPECT_FALSE(fs::exists(folder / ("a.npy" + unfinished)));
   EXPECT_FALSE(fs::exists(folder / "b.npy"));
+}
+
+/// Ended while it waits for a reader of the second file: a pipe.
+int ended_by(int number, const fs::path& folder) {
+  const pid_t child = fork();
+  if (child == 0) {
+    write_tensors({make_tensor("a", DType::f32, {2}), make_tensor("b", DType::f32, {2})}, folder.string());
+    _exit(0);
+  }
+  const fs::path unfinished = folder / ("a.npy." + std::to_string(child) + ".unfinished");
+  for (int i = 0; i < 10000 && !fs::exists(unfinished); ++i) usleep(1000);
+  EXPECT_TRUE(fs::exists(unfinished));
+  kill(child, number);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+TEST(Writing, ASignalLeavesNothingUnfinished) {
+  for (const int number : {SIGHUP, SIGINT, SIGTERM, SIGXCPU}) {
+    const test::OwnFolder own;
+    const fs::path& folder = own.path();
+    std::ofstream(folder / "a.npy") << "old";
+    ASSERT_EQ(::mkfifo((folder / "b.npy").c_str(), 0600), 0);
+    EXPECT_EQ(ended_by(number, folder), number);
+    EXPECT_EQ(bytes_of((folder / "a.npy").string()).size(), 3u);
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder), fs::directory_iterator()), 2) << strsignal(number);
+  }
+}
+
+TEST(Writing, AnIgnoredSignalStaysIgnored) {
+  const test::OwnFolder own;
+  const auto before = std::signal(SIGHUP, SIG_IGN);
+  write_tensors({make_tensor("a", DType::f32, {2})}, own / "a.npz");
+  EXPECT_EQ(std::signal(SIGHUP, before), SIG_IGN);
 }
 
 /// A device was replaced by a file.
