@@ -65,6 +65,11 @@ Timing measure(const std::function<void()>& work, double seconds, int threads) {
   return {at(0.5), at(0.25), at(0.75), static_cast<int>(samples.size()), static_cast<int>(quiet.size())};
 }
 
+/// The line is right, and what came of it is not.
+struct WrongResult {
+  std::string what;
+};
+
 struct AlignedBytes {
   explicit AlignedBytes(std::size_t size) : bytes(::operator new (std::max<std::size_t>(size, 1), std::align_val_t{256})) {}
   ~AlignedBytes() { ::operator delete (bytes, std::align_val_t{256}); }
@@ -94,7 +99,7 @@ Row bench(const problem::Line& line, const Options& options) {
   if (options.verify) {
     const check::Report report = check::check_line(line);
     if (report.refused) base::fail(ErrorCode::unsupported, report.failure);
-    FOVEAL_CHECK(report.pass, "not timed, because its result is wrong: ", report.line, ": ", report.failure);
+    if (!report.pass) throw WrongResult{base::join("not timed, because its result is wrong: ", report.line, ": ", report.failure)};
   }
   problem::CaseData data(line);
   Row row;
@@ -149,19 +154,22 @@ Json to_json(const Row& row) {
 void run(const Options& options) {
   const std::vector<problem::Line> lines = gather_lines(options.lines, "bench");
   Json rows = Json::array();
-  bool failed = false;
+  int code = exit_ok;  // a wrong result's before any other
   for (const problem::Line& line : lines) {
     try {
       const Row row = bench(line, options);
       print(row);
       rows.push_back(to_json(row));
     } catch (const Error& error) {
-      fmt::print(stderr, "foveal: {}\n", error.what());
-      failed = failed || error.code() != ErrorCode::unsupported;
+      fmt::print(stderr, "foveal: {}: {}\n", to_string(error.code()), error.what());
+      if (code == exit_ok && error.code() != ErrorCode::unsupported) code = exit_code(error.code());
+    } catch (const WrongResult& wrong) {
+      fmt::print(stderr, "foveal: {}\n", wrong.what);
+      code = exit_check_failed;
     }
   }
   if (!options.json.empty()) write_json(rows, options.json);
-  if (failed) throw Exit{exit_check_failed};
+  if (code != exit_ok) throw Exit{code};
   if (rows.empty()) throw Exit{exit_unsupported};
 }
 

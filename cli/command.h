@@ -31,6 +31,9 @@ struct Exit {
   int code;
 };
 
+/// The code of a command that ends with such an error.
+ExitCode exit_code(ErrorCode code);
+
 /// Adds --backend, --target and --threads.
 void add_plan_options(CLI::App& command, PlanOptions& options);
 

@@ -11,17 +11,6 @@
 namespace foveal::cli {
 namespace {
 
-ExitCode exit_code(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::invalid_argument:
-      return exit_usage;
-    case ErrorCode::unsupported:
-      return exit_unsupported;
-    default:
-      return exit_failure;
-  }
-}
-
 int run(int argc, char** argv) {
   CLI::App app("Exact fused attention, forward and backward, with scores and masks that you program and train.", "foveal");
   app.require_subcommand(1);
@@ -59,6 +48,17 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
+
+ExitCode exit_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument:
+      return exit_usage;
+    case ErrorCode::unsupported:
+      return exit_unsupported;
+    default:
+      return exit_failure;
+  }
+}
 
 void add_plan_options(CLI::App& command, PlanOptions& options) {
   command.add_option("--backend", options.backend, "reference, cpu or cuda; default: the first that can");

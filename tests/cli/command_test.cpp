@@ -215,6 +215,15 @@ TEST_F(Command, WhatNothingCanDoIsCode3) {
   EXPECT_NE(ran.err, "");
 }
 
+TEST_F(Command, BenchSaysWhatIsWrongByItsCode) {
+  const Ran target = run("bench --target nothing 'forward f32 q4 d4'"), backend = run("bench 'forward f32 q4 d4 backend=nothing'");
+  for (const Ran& ran : {target, backend}) {
+    EXPECT_EQ(ran.code, 2) << ran.err;
+    EXPECT_NE(ran.err.find("there is no 'nothing'"), std::string::npos) << ran.err;
+  }
+  EXPECT_EQ(run("bench --backend cuda 'forward f32 q4 d4'").code, 3);
+}
+
 TEST_F(Command, CheckCountsAndReports) {
   const Ran ran = run("check --backend reference --json " + path("report.json") +
                       " 'forward f32 b1 h2 q5 d4' 'backward f32 b1 h2 q5 d4 mask=\"causal()\"'");
