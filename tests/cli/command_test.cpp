@@ -215,6 +215,23 @@ TEST_F(Command, WhatNothingCanDoIsCode3) {
   EXPECT_NE(ran.err, "");
 }
 
+TEST_F(Command, TheCacheOfRelativeVariablesIsNone) {
+  const auto folder = [this](const std::string& variables) {
+    const std::string command = "cd " + path("") + "; env -u FOVEAL_CACHE_DIR -u XDG_CACHE_HOME -u HOME " + variables + " '" +
+                                FOVEAL_COMMAND + "' cache list >" + path("stdout");
+    EXPECT_EQ(std::system(command.c_str()), 0) << variables;
+    const std::string listed = text(path("stdout"));
+    return listed.substr(0, listed.find('\n'));
+  };
+  EXPECT_EQ(folder("XDG_CACHE_HOME=" + path("xdg") + " HOME=" + path("home")), path("xdg/foveal"));
+  EXPECT_EQ(folder("XDG_CACHE_HOME=relative HOME=" + path("home")), path("home/.cache/foveal"));
+  EXPECT_EQ(folder("XDG_CACHE_HOME= HOME=" + path("home")), path("home/.cache/foveal"));
+  EXPECT_EQ(folder("FOVEAL_CACHE_DIR= HOME=" + path("home")), "");
+  EXPECT_EQ(folder("XDG_CACHE_HOME=relative"), "");
+  EXPECT_EQ(folder("HOME=relative"), "");
+  EXPECT_FALSE(fs::exists(path("relative")));
+}
+
 TEST_F(Command, BenchSaysWhatIsWrongByItsCode) {
   const Ran target = run("bench --target nothing 'forward f32 q4 d4'"), backend = run("bench 'forward f32 q4 d4 backend=nothing'");
   for (const Ran& ran : {target, backend}) {

@@ -38,6 +38,21 @@ def test_lines_are_problems():
         assert not foveal.check(line + " backend=reference").failure, line
 
 
+def test_the_cache_is_where_the_library_has_it(monkeypatch, tmp_path):
+    def said(**variables):
+        for name in ("FOVEAL_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+            monkeypatch.setenv(name, variables[name]) if name in variables else monkeypatch.delenv(name, raising=False)
+        return main.cache()
+
+    home, shared, own = str(tmp_path), str(tmp_path / "xdg"), str(tmp_path / "own")
+    assert said(HOME=home).startswith(f"{home}/.cache/foveal: 0 files")
+    assert said(HOME=home, XDG_CACHE_HOME=shared).startswith(f"{shared}/foveal: 0 files")
+    assert said(HOME=home, XDG_CACHE_HOME="relative").startswith(f"{home}/.cache/foveal: 0 files")
+    assert said(HOME=home, XDG_CACHE_HOME=shared, FOVEAL_CACHE_DIR=own).startswith(f"{own}: 0 files")
+    assert said(HOME=home, FOVEAL_CACHE_DIR="").startswith("off")
+    assert said(XDG_CACHE_HOME="relative").startswith("none") and said(HOME="relative").startswith("none")
+
+
 def test_kernels_that_came_with_the_library_are_told(tmp_path):
     def said(folder):
         command = [sys.executable, "-m", "foveal", "--no-test"]

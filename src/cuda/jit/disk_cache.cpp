@@ -129,10 +129,10 @@ std::string cache_folder() {
     const char* home = std::getenv("HOME");
     if (own) {
       chosen_folder = own;
-    } else if (xdg && *xdg) {
+    } else if (xdg && *xdg == '/') {  // its specification: relative paths are to be ignored
       chosen_folder = std::string(xdg) + "/foveal";
     } else {
-      chosen_folder = home && *home ? std::string(home) + "/.cache/foveal" : "";
+      chosen_folder = home && *home == '/' ? std::string(home) + "/.cache/foveal" : "";
     }
   }
   return *chosen_folder;

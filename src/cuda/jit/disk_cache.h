@@ -8,8 +8,8 @@
 
 namespace foveal::cuda::jit {
 
-/// Where entries live: set_cache_folder(), else $FOVEAL_CACHE_DIR, else $XDG_CACHE_HOME/foveal, else ~/.cache/foveal. "" means no disk
-/// cache.
+/// Where entries live: set_cache_folder(), else $FOVEAL_CACHE_DIR, else $XDG_CACHE_HOME/foveal, else $HOME/.cache/foveal, of the latter two those
+/// that are absolute paths. "" means no disk cache.
 std::string cache_folder();
 void set_cache_folder(std::string folder);
 
