@@ -78,14 +78,34 @@ std::optional<std::string> not_shipped(const Candidate& candidate, const problem
   return std::nullopt;
 }
 
+/// The multiprocessors of each architecture's cards, the most first.
+const std::map<int, std::vector<int>>& cards() {
+  static const std::map<int, std::vector<int>> all{
+      {80, {108, 56}},            // A100, A30
+      {86, {84, 72, 46, 28}},     // A40 and RTX A6000, A10, RTX 3070, RTX 3060
+      {87, {16, 8}},              // AGX Orin, Orin NX
+      {89, {142, 128, 76, 58}},   // L40, RTX 4090, RTX 4080, L4
+      {90, {132, 114, 78}},       // H100 and H200 SXM, H100 PCIe, H20
+      {100, {148}},               // B200
+      {103, {148}},               // B300
+      {110, {20}},                // Jetson Thor
+      {120, {188, 170, 84, 48}},  // RTX PRO 6000, RTX 5090, RTX 5080, RTX 5070
+      {121, {48}},                // GB10
+  };
+  return all;
+}
+
 int capability_of(const std::string& arch) {
   int capability = 0;
   const char *const end = arch.data() + arch.size(), *rest = end;
   if (arch.starts_with("sm_")) rest = std::from_chars(arch.data() + 3, end, capability).ptr;
   const std::string_view suffix(rest, static_cast<std::size_t>(end - rest));  // of code for one architecture, or for its family
-  FOVEAL_CHECK(capability >= 80 && capability < 200 && (suffix.empty() || suffix == "a" || suffix == "f"), "arch: ", arch,
-               "; expected sm_80 or later, such as sm_86 or sm_90a");
-  return capability;
+  const bool suffix_exists = suffix.empty() || (suffix == "a" && capability >= 90) || (suffix == "f" && capability >= 100);
+  if (suffix_exists && cards().contains(capability)) return capability;
+  std::string known;
+  for (const auto& [each, multiprocessors] : cards()) known += base::join(known.empty() ? "sm_" : ", sm_", each);
+  base::fail(ErrorCode::invalid_argument, "arch: ", arch, "; expected one of ", known,
+             ", or with the suffix of one architecture or its family, such as sm_90a");
 }
 
 /// Typical facts of an architecture; multiprocessors: 0 for the usual number.
@@ -170,22 +190,7 @@ const Candidate& candidate_for(const problem::Problem& problem, const driver::De
 
 }  // namespace
 
-std::vector<int> multiprocessors_of(const std::string& arch) {
-  static const std::map<int, std::vector<int>> cards{
-      {80, {108, 56}},            // A100, A30
-      {86, {84, 72, 46, 28}},     // A40 and RTX A6000, A10, RTX 3070, RTX 3060
-      {87, {16, 8}},              // AGX Orin, Orin NX
-      {89, {142, 128, 76, 58}},   // L40, RTX 4090, RTX 4080, L4
-      {90, {132, 114, 78}},       // H100 and H200 SXM, H100 PCIe, H20
-      {100, {148}},               // B200
-      {103, {148}},               // B300
-      {110, {20}},                // Jetson Thor
-      {120, {188, 170, 84, 48}},  // RTX PRO 6000, RTX 5090, RTX 5080, RTX 5070
-      {121, {48}},                // GB10
-  };
-  const auto found = cards.find(capability_of(arch));
-  return found == cards.end() ? std::vector<int>{132} : found->second;
-}
+std::vector<int> multiprocessors_of(const std::string& arch) { return cards().at(capability_of(arch)); }
 
 std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target,
                                              int multiprocessors) {

@@ -175,6 +175,8 @@ TEST_F(Command, OptionsThatWouldBeDroppedAreRefused) {
                                 "emit --arch sm_80 --out e 'forward q8 backend=cpu'",
                                 "emit --arch sm_80 --out e --launcher '' 'forward q8'",
                                 "emit --arch sm_90b --out e 'forward q8'",
+                                "emit --arch sm_91 --out e 'forward q8'",
+                                "emit --arch sm_80a --out e 'forward q8'",
                                 "tune --write missing/tuned.txt 'forward q8'",
                                 "check --target all,scalar 'forward q8'",
                                 "check --seconds nan 'forward q8'",
