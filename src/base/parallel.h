@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "foveal/attention.h"
 
@@ -12,6 +13,10 @@ constexpr int max_threads = 4096;
 
 /// Threads this process may use: affinity mask and cgroup quota, at least 1.
 int available_threads();
+
+/// CPUs that the quotas of control groups allow, or infinity: the lowest of the groups of /proc/self/cgroup, which are mounted there, and of all above
+/// them. Of both versions.
+double cpu_quota(const std::string& groups_file, const std::string& mounted);
 
 /// The executor for `threads` threads (0 = num_threads()): OpenMP when built with it, std::thread otherwise and in a process that was forked;
 /// nested in a parallel region of the caller it runs serially. concurrency 1 runs inline.

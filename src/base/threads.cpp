@@ -29,30 +29,11 @@ int affinity_count() {
 /// CPUs allowed by one control group directory, or infinity.
 double group_quota(const std::string& directory) {
   double quota = INFINITY, period = 0;
-  std::string word;
-  if (std::ifstream v2(directory + "/cpu.max"); v2 >> word >> period && word != "max" && period > 0) return std::stod(word) / period;
+  if (std::ifstream v2(directory + "/cpu.max"); v2 >> quota >> period && quota > 0 && period > 0)
+    return quota / period;  // "max" is no number
   std::ifstream v1_quota(directory + "/cpu.cfs_quota_us"), v1_period(directory + "/cpu.cfs_period_us");
   if (v1_quota >> quota && v1_period >> period && quota > 0 && period > 0) return quota / period;
   return INFINITY;
-}
-
-double cgroup_quota() {
-  double quota = INFINITY;
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // id:controllers:path
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (!controllers.empty() && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
-    const std::string root = controllers.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
-    std::string path = line.substr(second + 1);
-    for (;;) {  // the group itself, then every parent; a container may see its own group as the root
-      quota = std::min(quota, group_quota(root + (path == "/" ? "" : path)));
-      if (path.empty() || path == "/") break;
-      path.resize(path.rfind('/'));
-    }
-  }
-  return quota;
 }
 
 std::atomic<int> chosen_threads{0};
@@ -71,9 +52,28 @@ int environment_threads() {
 
 }  // namespace
 
+double cpu_quota(const std::string& groups_file, const std::string& mounted) {
+  double quota = INFINITY;
+  std::ifstream groups(groups_file);
+  for (std::string line; std::getline(groups, line);) {  // id:controllers:path
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (!controllers.empty() && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
+    const std::string root = mounted + (controllers.empty() ? "" : "/cpu");
+    std::string path = line.substr(second + 1);
+    for (;;) {  // the group itself, then every parent; a container may see its own group as the root
+      quota = std::min(quota, group_quota(root + (path == "/" ? "" : path)));
+      if (path.find('/') == std::string::npos || path == "/") break;
+      path.resize(path.rfind('/'));
+    }
+  }
+  return quota;
+}
+
 int available_threads() {
   static const int count = [] {
-    const double quota = cgroup_quota();
+    const double quota = cpu_quota("/proc/self/cgroup", "/sys/fs/cgroup");
     const int allowed = affinity_count();
     return std::isfinite(quota) ? std::clamp(static_cast<int>(std::ceil(quota)), 1, allowed) : allowed;
   }();

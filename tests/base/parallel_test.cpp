@@ -6,13 +6,17 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
 #include "base/check.h"
+#include "own_folder.h"
 
 namespace foveal::base {
 namespace {
@@ -113,6 +117,36 @@ TEST(Parallel, ThreadsAreThoseThatTheProcessMayUse) {
   set_num_threads(0);
   if (std::getenv("FOVEAL_NUM_THREADS") == nullptr && std::getenv("OMP_NUM_THREADS") == nullptr) {
     EXPECT_EQ(num_threads(), available_threads());
+  }
+}
+
+TEST(Parallel, TheLowestQuotaOfAllControlGroupsCounts) {
+  namespace fs = std::filesystem;
+  const test::OwnFolder own;
+  const auto put = [&own](const std::string& path, const std::string& text) {
+    fs::create_directories(fs::path(own / path).parent_path());
+    std::ofstream(own / path) << text << "\n";
+  };
+  const auto quota = [&](const std::string& groups) {
+    put("groups", groups);
+    return cpu_quota(own / "groups", own / "mounted");
+  };
+  put("mounted/a/b/cpu.max", "max 100000"), put("mounted/a/cpu.max", "150000 100000"), put("mounted/c/cpu.max", "400000 100000");
+  EXPECT_EQ(quota("0::/a/b"), 1.5);
+  EXPECT_EQ(quota("0::/c"), 4);
+  EXPECT_EQ(quota("0::/c/not/there"), 4);
+  put("mounted/cpu.max", "300000 100000");  // a container sees its own group as the root
+  EXPECT_EQ(quota("0::/c"), 3);
+  EXPECT_EQ(quota("0::/"), 3);
+  put("mounted/cpu.max", "max 100000");
+  put("mounted/cpu/d/cpu.cfs_quota_us", "50000"), put("mounted/cpu/d/cpu.cfs_period_us", "100000");
+  put("mounted/cpu/e/cpu.cfs_quota_us", "-1"), put("mounted/cpu/e/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(quota("3:cpu,cpuacct:/d\n0::/"), 0.5);
+  for (const char* none : {"3:cpu:/e", "3:cpuacct:/d", "0::/", "", "no group", "0::", "0::nothing", "::", "cpu.max"})
+    EXPECT_TRUE(std::isinf(quota(none))) << none;
+  for (const char* odd : {"", "max", "x y", "-1 100000", "100000 0", "100000", "nan 1"}) {
+    put("mounted/f/cpu.max", odd);
+    EXPECT_TRUE(std::isinf(quota("0::/f"))) << odd;
   }
 }
 
