@@ -64,7 +64,34 @@ run(${CMAKE_COMMAND} -S ${ROOT} -B ${SCRATCH}/static-build ${toolchain} -DBUILD_
 run(${CMAKE_COMMAND} -E copy ${BUILD_DIR}/libfoveal_internal.a ${SCRATCH}/static-build/libfoveal.a)
 run(${CMAKE_COMMAND} --install ${SCRATCH}/static-build)
 use(${SCRATCH}/static CXX libfoveal.a headers)
+# Two plug-ins with a copy each, in a program with a third.
+set(static_flags -I${SCRATCH}/static/headers ${SCRATCH}/static/${LIBDIR}/libfoveal.a -pthread -ldl)
+if(OPENMP)
+  list(APPEND static_flags -fopenmp)
+endif()
+foreach(plugin 1 2)
+  run(${CXX} -std=c++20 -shared -fPIC ${compile_flags} -DNAME=run_${plugin} ${COPIES}/plugin.cpp ${static_flags} -Wl,--exclude-libs,ALL -Wl,-z,nodelete
+      -o ${SCRATCH}/libplugin_${plugin}.so)
+endforeach()
+run(${CXX} -std=c++20 ${compile_flags} ${COPIES}/main.cpp ${COPIES}/plugin.cpp -DNAME=run_0 ${SCRATCH}/libplugin_1.so ${SCRATCH}/libplugin_2.so
+    ${static_flags} -Wl,-rpath,${SCRATCH} -o ${SCRATCH}/copies)
+run(${SCRATCH}/copies)
 consume_in_vain(${SCRATCH}/static-C C "add CXX to the languages" -DCMAKE_PREFIX_PATH=${SCRATCH}/static)
+
+# Several dependencies of a project bring it along, or find it installed: the first is used, and another version refused.
+function(together name)
+  run(${CMAKE_COMMAND} -S ${TOGETHER} -B ${SCRATCH}/together-${name} ${toolchain} -DFOVEAL=${ROOT} -DFOVEAL_OPENMP=${OPENMP} ${ARGN})
+endfunction()
+together(brought -DAS=fetch,fetch,subfolder,find -Dfoveal_DIR=${BUILD_DIR})
+together(found -DAS=find,fetch,subfolder,find -Dfoveal_DIR=${BUILD_DIR})
+run(${CMAKE_COMMAND} --build ${SCRATCH}/together-found)
+run(${SCRATCH}/together-found/together)
+execute_process(COMMAND ${CMAKE_COMMAND} -S ${TOGETHER} -B ${SCRATCH}/together-other ${toolchain} -DFOVEAL=${ROOT} -DFOVEAL_OPENMP=${OPENMP}
+                        -DAS=subfolder -DOTHER_VERSION=0.0.9 RESULT_VARIABLE code OUTPUT_QUIET ERROR_VARIABLE error)
+string(REGEX REPLACE "[ \n]+" " " error "${error}")
+if(code EQUAL 0 OR NOT error MATCHES "already has foveal 0.0.9; expected one version")
+  message(FATAL_ERROR "two versions in one project: ${code}: ${error}")
+endif()
 
 # As a subfolder of projects of C alone and of an older C++: nothing but the library is built, and their own sources compile.
 function(as_subfolder language standard)
