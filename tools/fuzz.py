@@ -36,8 +36,9 @@ PARTS = 20  # of the inputs of a target, with --runs; as many as there are proce
 ATTEMPTS = 20  # at a part, each but the last ended by a finding
 SLOWEST = ["c_api", "line", "score"]  # the first of each round, so that no core waits for them at the end
 # Allocation stacks are slow; leaks and use after return are covered by other tests. Allocations may fail, which is reported as an error.
+# What was freed stays poisoned for 16 MB: several inputs' worth, and within a cache.
 # Allocations of more than 2 GB fail: where a machine has hundreds of them, what AddressSanitizer notes about one alone takes gigabytes.
-SANITIZERS = {"ASAN_OPTIONS": "max_allocation_size_mb=2000:malloc_context_size=0:detect_stack_use_after_return=0:detect_leaks=0:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+SANITIZERS = {"ASAN_OPTIONS": "quarantine_size_mb=16:max_allocation_size_mb=2000:malloc_context_size=0:detect_stack_use_after_return=0:detect_leaks=0:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
 
 class Fuzzing:
