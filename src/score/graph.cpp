@@ -61,10 +61,13 @@ ValueId Graph::intern(Instr instr) {
     base::fail(ErrorCode::invalid_argument, "expression: more than ", max_values, " operations; expected a smaller score or mask");
   std::uint8_t depends = depends_on_symbol(code_[id].op);
   std::int32_t depth = 0;
+  bool is_long = code_[id].op == Op::read;
   for_each_operand(code_[id], [&](ValueId operand) {
     depends |= depends_[operand];
     depth = std::max(depth, depth_[operand] + 1);
+    is_long = is_long || is_long_[operand] != 0 || (code_[id].op == Op::to_integer && code_[operand].type == Type::real);
   });
+  is_long_.add(is_long && code_[id].type == Type::integer);
   depends_.add(depends);
   depth_.add(depth);
   return id;

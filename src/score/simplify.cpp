@@ -92,7 +92,8 @@ ValueId Graph::make_real(Op op, ValueId a, ValueId b) {
   };
   if (op == Op::add || op == Op::sub || op == Op::min || op == Op::max) {  // exact in integers, whose sums have a normal form
     const std::optional<ValueId> x = integer_of(a), y = integer_of(b);
-    if (x && y) return to_real(make(op, *x, *y));
+    const bool is_sum = op == Op::add || op == Op::sub;  // of long ones each is rounded first, and their own sum may not fit
+    if (x && y && !(is_sum && (is_long_[*x] != 0 || is_long_[*y] != 0))) return to_real(make(op, *x, *y));
   }
   switch (op) {
     case Op::add:

@@ -129,7 +129,8 @@ ValueId Graph::make_real_comparison(Op op, ValueId a, ValueId b) {
   if (const ValueId flag = source(b, Type::boolean); flag >= 0 && is_const(a))
     return from_truth_table(flag, compare(*const_value(a), 0), compare(*const_value(a), 1));
   const ValueId left = source(a, Type::integer), right = source(b, Type::integer);
-  if (left >= 0 && right >= 0) return make(op, left, right);
+  const bool both_long = left >= 0 && right >= 0 && is_long_[left] != 0 && is_long_[right] != 0;  // which are rounded first
+  if (left >= 0 && right >= 0 && !both_long) return make(op, left, right);
   // An integer against a real constant: the constant is rounded to an integer for which the comparison is equivalent.
   const std::optional<double> limit = left >= 0 ? const_value(b) : const_value(a);
   if (const ValueId number = std::max(left, right); number >= 0 && limit && std::abs(*limit) < 1e9) {
