@@ -1,7 +1,8 @@
 #pragma once
 // The graph of one tape program before slots are assigned; equal nodes are the same node (CSE).
 #include <array>
-#include <cmath>
+#include <bit>
+#include <cstdint>
 #include <map>
 #include <tuple>
 #include <vector>
@@ -43,7 +44,8 @@ struct Node {
   std::int64_t integer = 0;
   int place = -1;
 
-  auto key() const { return std::tuple(op, rank, wide, space, arg, real, std::signbit(real), integer, place); }
+  /// A real by its bits: 0 is not -0, and NaN, which is no less than any number, would be found as one of them.
+  auto key() const { return std::tuple(op, rank, wide, space, arg, std::bit_cast<std::uint64_t>(real), integer, place); }
 };
 
 /// The address of a read or of an accumulation.

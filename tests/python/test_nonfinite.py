@@ -34,6 +34,17 @@ def test_a_score_of_infinity():
     assert np.isnan(lse[0, 0]).tolist() == np.isnan(out[0, :, 0, 0]).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("nan", ["inf * 0.0", "inf * (0.0 * score)", "0.0 * score * inf", "tanh(inf * (0.0 * score))", "(inf - inf) * score"])
+def test_a_nan_of_constants_is_kept(nan, dtype, backend):
+    """Where the mask keeps it, beside other constants."""
+    q = np.linspace(-1, 1, 32, dtype=dtype).reshape(1, 4, 1, 8)
+    text = f"where(kv_idx <= q_idx, score * 1.25 + 0.5, {nan})"
+    out = foveal.attention(q, q, q, text, options=foveal.Options(backend=backend))
+    assert np.isnan(out[0, :, 0, 0]).tolist() == [True, True, True, False]
+
+
 class TestTorch:
     torch = pytest.importorskip("torch")
 
