@@ -293,6 +293,20 @@ def variance(items: Sequence[Any], correction: float) -> Any:
     return squares / (len(items) - correction) if len(items) > correction else _core.sqrt(-1.0 - squares)  # NaN, of which there is no constant
 
 
+def standardized(items: Sequence[Any], eps: float) -> list[Any]:
+    """With mean 0 and variance 1."""
+    middle = mean(items)
+    apart = [x - middle for x in items]
+    share = _core.rsqrt(mean([square(x) for x in apart]) + eps)
+    return [x * share for x in apart]
+
+
+def of_unit_square(items: Sequence[Any], eps: float) -> list[Any]:
+    """With a mean square of 1."""
+    share = _core.rsqrt(mean([square(x) for x in items]) + eps)
+    return [x * share for x in items]
+
+
 def product(items: Sequence[Any], step: Step = _as_it_is) -> Any:
     return functools.reduce(lambda a, b: step(a * b), (x if is_real(x) else _core.to_integer(x) for x in items))
 
@@ -327,6 +341,10 @@ def first_extreme(is_better: Callable[[Any, Any], Any], items: Sequence[Any]) ->
 
 def running_totals(items: Sequence[Any]) -> list[Any]:
     return list(itertools.accumulate(items, lambda a, b: a + b))
+
+
+def running_products(items: Sequence[Any]) -> list[Any]:
+    return list(itertools.accumulate(items, lambda a, b: a * b))
 
 
 def nan() -> Any:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from . import _core, arrays, formulas, guards, questions, special, torch_views
+from . import _core, arrays, formulas, guards, questions, special, torch_norms, torch_views
 from ._core import Expr, Type
 from .calls import (
     Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, in_steps, layout, matmul, over_dims, reduction, rounding, same, shift, signature_of, stopped,
@@ -303,13 +303,13 @@ def _new_tensor(call: Call) -> Any:
 def _ALONG(input: Any, dim: Any = None, _stacklevel: Any = 3, dtype: Any = None) -> None: ...  # noqa: N802
 
 
-def _along(fn: Callable[[Sequence[Any]], list[Any]]) -> Meaning:
+def _along(fn: Callable[[Sequence[Any]], list[Any]], of_integers: bool = False) -> Meaning:
     """fn(items) gives as many, for the items along one dimension."""
 
     def meaning(call: Call) -> Any:
         arguments = call.bind(_ALONG)
-        if not isinstance(arguments["dim"], int) or not call.result.dtype.is_floating_point:
-            raise call.refuse(f"dim={arguments['dim']!r} of {call.result.dtype}; expected one dimension of reals")
+        if not isinstance(arguments["dim"], int) or not (of_integers or call.result.dtype.is_floating_point):
+            raise call.refuse(f"dim={arguments['dim']!r} of {call.result.dtype}; expected one dimension{'' if of_integers else ' of reals'}")
         x = call.symbol(arguments["input"])
         rank = max(len(x._shape), 1)
         if not -rank <= arguments["dim"] < rank:
@@ -775,7 +775,8 @@ _TABLE: dict[str, Meaning] = {
     "all": _reduction(formulas.all_of),
     "logsumexp": _reduction_in_steps(formulas.logsumexp),
     "count_nonzero": _reduction(lambda items: formulas.total([_core.to_boolean(x) for x in items])),
-    "cumsum": _along(formulas.running_totals),
+    "cumsum": _along(formulas.running_totals, of_integers=True),
+    "cumprod": _along(formulas.running_products, of_integers=True),
     "softmax": _along(formulas.softmax),
     "log_softmax": _along(formulas.log_softmax),
     "var": _variance(lambda x: x),
@@ -793,6 +794,9 @@ _TABLE: dict[str, Meaning] = {
     "cosine_similarity": _cosine_similarity,
     "dropout": _dropout,
     # places in vectors
+    "layer_norm": torch_norms.layer_norm,
+    "rms_norm": torch_norms.rms_norm,
+    "group_norm": torch_norms.group_norm,
     "isin": _isin,
     "bucketize": _bucket,
     "searchsorted": _bucket,

@@ -135,7 +135,7 @@ OF_32_BITS_ON_GPUS = {"hardsigmoid", "hardswish"}  # a sixth in torch's kernels,
 OF_ARRAYS = set(
     "sum mean prod amax amin any all logsumexp count_nonzero norm vector_norm dot inner matmul mv mm where masked_fill zeros_like ones_like new_zeros "
     "new_ones full_like new_full new_tensor to type float double half bfloat16 int long short char bool byte type_as contiguous clone cpu cuda item detach "
-    "threshold softmax log_softmax linear embedding index_select var std isin bucketize searchsorted einsum normalize dropout".split()
+    "threshold softmax log_softmax linear embedding index_select var std isin bucketize searchsorted einsum normalize dropout layer_norm rms_norm group_norm cumsum cumprod".split()
 )
 MOVED = {name for name, meaning in torch_trace._TABLE.items() if meaning in (torch_trace._layout, torch_trace._layout_as)}
 OPERATORS = {"truediv": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod, "and": operator.and_, "or": operator.or_,
@@ -349,7 +349,7 @@ def test_arguments(name):
     lambda x: x.mul_(2), lambda x: x.fill_(2), lambda x: x.copy_(x), lambda x: x.requires_grad_(),
     lambda x: torch.exp(x, wrong=1), lambda x: x.exp(3), lambda x: torch.full_like(x, 1.0, requires_grad=True), lambda x: F.dropout(x),
     lambda x: x.view(torch.int64), lambda x: x.view(dtype=torch.int64), lambda x: x[None].view(torch.int64)[0],
-    lambda x: torch.bernoulli(x), lambda x: x[None][[True]][0], lambda x: torch.sort(x.unsqueeze(0))[0][0], lambda x: torch.cumprod(x.unsqueeze(0), 0)[0],
+    lambda x: torch.bernoulli(x), lambda x: x[None][[True]][0], lambda x: torch.sort(x.unsqueeze(0))[0][0], lambda x: torch.cummax(x.unsqueeze(0), 0)[0][0],
 ], ids=range(23))  # fmt: skip
 def test_what_is_not_understood_is_refused(call):
     with pytest.raises(REFUSED):
@@ -382,6 +382,17 @@ SHAPED = {
     "var": lambda x: x.var() + x.var(1, unbiased=False)[0] + torch.var(x, dim=(0, 1), correction=2),
     "std": lambda x: x.std() + x.std(0)[1] + torch.std(x[0], False),
     "isin": lambda x: torch.isin(x[0], x[1].clone()).sum() + torch.isin(x[1].clone(), x[0, :2].clone(), invert=True).sum(),
+    "layer_norm": lambda e: F.layer_norm(e, (3,))[1, 2],
+    "layer_norm of all": lambda e: F.layer_norm(e.double(), e.shape, WEIGHT[:, :3], WEIGHT[:, 1:], eps=0.1)[0, 1],
+    "layer_norm bias": lambda e: torch.layer_norm(e.double(), (3,), None, WEIGHT[0, :3])[1, 0],
+    "rms_norm": lambda e: F.rms_norm(e, (3,))[0, 1],
+    "rms_norm weight": lambda e: torch.rms_norm(e.double(), (3,), WEIGHT[1, :3], 0.25)[1, 2],
+    "group_norm": lambda e: F.group_norm(e, 3)[1, 1],
+    "group_norm weight": lambda e: torch.group_norm(e.double()[None], 1, WEIGHT[0, :2], WEIGHT[1, :2], 0.5)[0, 1, 2],
+    "cumsum": lambda e: e.cumsum(1)[1, 2],
+    "cumsum dtype": lambda e: torch.cumsum(e, 0, dtype=torch.float64)[1, 0],
+    "cumprod": lambda e: torch.cumprod(e, -1)[0, 2],
+    "cumprod method": lambda e: e.cumprod(dim=0)[1, 1] * 2,
     "sum": lambda e: e.sum(),
     "sum dim": lambda e: torch.sum(e, 0)[1],
     "sum keepdim": lambda e: e.sum(dim=-1, keepdim=True)[1, 0],
