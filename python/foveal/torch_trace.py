@@ -414,7 +414,8 @@ def _embedding(call: Call) -> Any:
     index, weight, *rest, _ = call.bind(_EMBEDDING).values()
     if rest != [None, None, 2.0, False]:
         raise call.refuse(f"padding_idx, max_norm, norm_type, scale_grad_by_freq: {', '.join(map(repr, rest))}; expected their defaults")
-    return _captured(call, weight)[index]
+    with call.tracer.counting_from_zero():
+        return _captured(call, weight)[index]
 
 
 @signature_of
@@ -427,7 +428,8 @@ def _index_select(call: Call) -> Any:
         return _layout(call)
     array, index = _captured(call, array), call.symbol(index)
     places = Symbol(call.tracer, index._items, (len(index._items),), index._dtype)
-    return array[(*[slice(None)] * (dim % array.ndim), places)]
+    with call.tracer.counting_from_zero():
+        return array[(*[slice(None)] * (dim % array.ndim), places)]
 
 
 @signature_of
@@ -461,8 +463,9 @@ def _gather(call: Call) -> Any:
     dim = given["dim"] % max(rank, 1)
     shape = tuple(call.result.shape)
     items = []
-    for place, (item,) in zip(itertools.product(*map(range, shape)), broadcast([(index._items, index._shape)], shape)):
-        items.append(_at(array, [item if d == dim else 0 if call.name != "gather" and array.shape[d] == 1 else place[d] for d in range(rank)]))
+    with call.tracer.counting_from_zero() if call.name == "gather" else contextlib.nullcontext():
+        for place, (item,) in zip(itertools.product(*map(range, shape)), broadcast([(index._items, index._shape)], shape)):
+            items.append(_at(array, [item if d == dim else 0 if call.name != "gather" and array.shape[d] == 1 else place[d] for d in range(rank)]))
     return call.moved(items, call.result)
 
 
@@ -505,7 +508,7 @@ def _chosen(x: Symbol, index: Any) -> Symbol:
     dim = at  # what stands before is one dimension each
     if not 0 < x._shape[dim] <= MAX_UNROLL:
         raise NotImplementedError(f"torch.getitem in a score or mask: a symbol chooses one of {x._shape[dim]} expressions; expected 1 to {MAX_UNROLL}")
-    place = _core.wrapped_index(which._items[0], x._shape[dim])
+    place = x._tracer.resolved(which._items[0], x._shape[dim])
     parts = [x[(*given[:at], n, *given[at + 1 :])] for n in range(x._shape[dim])]
     items = parts[-1]._items
     for n in reversed(range(len(parts) - 1)):

@@ -7,6 +7,7 @@ symbols gives a read; what is left of its dimensions is unrolled into `Symbols`,
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import inspect
 import itertools
@@ -353,10 +354,10 @@ class Capture(metaclass=questions.SymbolType):
 
     def _one(self, index: Any, along: Along, extent: int) -> Any:
         if isinstance(index, int):
-            if not -along.count <= index < along.count:
+            if not (-along.count if self._tracer.wraps else 0) <= index < along.count:
                 raise IndexError(f"index {index} is out of range for a dimension of size {along.count} of a captured array")
             return along.start + along.step * (index % along.count)
-        index = _core.wrapped_index(index, along.count)
+        index = self._tracer.resolved(index, along.count)
         return index if along == Along(0, 1, extent) else of_part(index, along, extent if self._tracer.checked else None)
 
     def _gathered(self, given: list[Any]) -> Any:
@@ -494,6 +495,7 @@ class Tracer:
     sources: dict[int, Computed] = field(default_factory=dict)  # of the elements of these arrays, by their identities
     over: bool = False  # the functions have returned
     checked: bool = False  # a read outside of its array is an error
+    wraps: bool = True  # a negative index counts from the end
     saw_values: bool = False  # elements of arrays that may change have become constants: the trace is good for one call
 
     rebind: ClassVar[bool] = True  # put Captures in place of captured arrays; torch intercepts indexing instead
@@ -560,6 +562,19 @@ class Tracer:
 
     def element(self, array: Any, index: Sequence[Any]) -> Expr:
         """Of a captured array."""
+    @contextlib.contextmanager
+    def counting_from_zero(self) -> Iterator[None]:
+        """For functions that take no negative indices: one is out of range."""
+        self.wraps = False
+        try:
+            yield
+        finally:
+            self.wraps = True
+
+    def resolved(self, index: Expr, extent: int) -> Expr:
+        """An index as one that counts from the start."""
+        return _core.wrapped_index(index, extent) if self.wraps else index
+
         read, bits = self.param(array).read(index), arrays.bits_of(array)
         return read if bits is None else read & (1 << bits) - 1
 

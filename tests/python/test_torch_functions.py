@@ -476,6 +476,29 @@ def test_what_is_left_of_an_array(table, name):
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
 
 
+FROM_ZERO = {
+    "gather": lambda at: torch.gather(Z, 0, at.reshape(1))[0],
+    "gather of expressions": lambda at: torch.stack([Z[n] * 2 + 0 * at for n in range(LEN)]).gather(0, at.reshape(1))[0] / 2,
+    "index_select": lambda at: Z.index_select(0, at.reshape(1))[0],
+    "embedding": lambda at: F.embedding(at, Z[:, None])[0],
+}
+
+
+@pytest.mark.parametrize("name", FROM_ZERO)
+def test_what_takes_no_negative_index_in_torch(name):
+    """It does not count from the end: it is out of range, and so the nearest element is read, or none where reads are checked."""
+    read = FROM_ZERO[name]
+    clamped = expected(lambda s, b, h, i, j: s + Z[(i - j).clamp(min=0)])
+    with pytest.raises((RuntimeError, IndexError), match="out of"):
+        read(torch.tensor(-1))
+    torch.testing.assert_close(foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + read(i - j)), clamped, rtol=1e-7, atol=1e-9)
+    if name != "gather of expressions":
+        with pytest.raises(ValueError, match="index -1 in dimension 0"):
+            foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + read(i - j), checked=True)
+        with pytest.raises(ValueError, match="index 0 is -7 to -1, outside at every pair"):
+            foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + read(-1 - j))
+
+
 def test_every_function_of_the_table_is_tested():
     """By its name in this file, so that a new row brings a test."""
     import pathlib
