@@ -102,7 +102,8 @@ def _check_tensors(name: str, given: Mapping[str, Any]) -> None:
             _check_jax(f"{name}: {role}", tensor)
             continue
         if not arrays.is_array(tensor):
-            raise TypeError(f"{name}: {role}: found {type(tensor).__name__}; expected {_kind_of(first if arrays.is_array(first) else None)}")
+            kind = "a tensor of torch" if ".torch." in name else _kind_of(first if arrays.is_array(first) else None)
+            raise TypeError(f"{name}: {role}: found {type(tensor).__name__}; expected {kind}")
         framework, expected = arrays.framework(tensor), "torch" if ".torch." in name else arrays.framework(first)
         if framework != expected and "torch" in (framework, expected):
             raise TypeError(f"{name}: {role}: found an array of {framework}; expected a tensor of torch" if expected == "torch" else

@@ -794,12 +794,12 @@ _TABLE: dict[str, Meaning] = {
     "linear": _linear,
     "einsum": _einsum,
     "normalize": _normalize,
-    "cosine_similarity": _cosine_similarity,
-    "dropout": _dropout,
-    # places in vectors
     "layer_norm": torch_norms.layer_norm,
     "rms_norm": torch_norms.rms_norm,
     "group_norm": torch_norms.group_norm,
+    "cosine_similarity": _cosine_similarity,
+    "dropout": _dropout,
+    # places in vectors
     "isin": _isin,
     "bucketize": _bucket,
     "searchsorted": _bucket,
@@ -1103,6 +1103,8 @@ class TorchTracer(CallTracer):
     transforms: int = field(default_factory=_transforms)
 
     library = "torch"
+    cannot_see = "no tensor of torch"
+    can_see = "a tensor: torch.as_tensor(x), outside of the function"
     rebind = False
     tensors = torch.Tensor
 

@@ -498,6 +498,8 @@ class Tracer:
     wraps: bool = True  # a negative index counts from the end
     saw_values: bool = False  # elements of arrays that may change have become constants: the trace is good for one call
 
+    cannot_see: ClassVar[str] = "made in the function or reached past its names"  # arrays; in messages
+    can_see: ClassVar[str] = "one that the function captures by a name"
     rebind: ClassVar[bool] = True  # put Captures in place of captured arrays; torch intercepts indexing instead
     immutable: ClassVar[bool] = False  # arrays do not change
     tensors: ClassVar[type | None] = None  # arrays that are noticed wherever they come from
@@ -560,8 +562,6 @@ class Tracer:
         self.own_names[name] = called
         return self.given(name, array, by_bits=True)
 
-    def element(self, array: Any, index: Sequence[Any]) -> Expr:
-        """Of a captured array."""
     @contextlib.contextmanager
     def counting_from_zero(self) -> Iterator[None]:
         """For functions that take no negative indices: one is out of range."""
@@ -575,6 +575,8 @@ class Tracer:
         """An index as one that counts from the start."""
         return _core.wrapped_index(index, extent) if self.wraps else index
 
+    def element(self, array: Any, index: Sequence[Any]) -> Expr:
+        """Of a captured array."""
         read, bits = self.param(array).read(index), arrays.bits_of(array)
         return read if bits is None else read & (1 << bits) - 1
 
@@ -643,7 +645,10 @@ class Tracer:
             return fn
         if isinstance(fn, str):
             arrays.check_ascii(f"{kind}: expression", fn)
-            return _core.parse(fn, self.params)
+            try:
+                return _core.parse(fn, self.params)
+            except ValueError as error:  # whose words do not tell which of two texts it is
+                raise type(error)(f"{kind}: {error}") from None
         if not callable(fn):
             reads = "b, h, i, j: x[b, h, i, j]" if kind == "mask" else "s, b, h, i, j: s + x[b, h, i, j]"
             hint = f"; an array x is read by one: lambda {reads}" if arrays.is_array(fn) else ""
@@ -660,8 +665,8 @@ class Tracer:
             if isinstance(error, IndexError) and "valid indices" not in str(error):  # NumPy's and JAX's words for an index that is no number
                 raise
             raise TypeError(
-                f"{kind}: a symbol indexes an array that tracing cannot see, as it is made in the function or reached past its names, or is to become an "
-                "array of NumPy's; expected one that the function captures by a name, or text that reads an array in params"
+                f"{kind}: a symbol indexes an array that tracing cannot see, as it is {self.cannot_see}, or is to become an array of NumPy's; "
+                f"expected {self.can_see}, or text that reads an array in params"
             ) from error
         result = _scalar(arrays.plain_number(result))
         if isinstance(result, Symbols):

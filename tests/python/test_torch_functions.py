@@ -723,6 +723,25 @@ def test_64_bits_are_compared_exactly(first, backend):
         torch.testing.assert_close(found, expected(lambda s, b, h, i, j: s, mask), rtol=1e-7, atol=1e-9, equal_nan=True)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("first", [2**53 + 1, 2**61, -(2**62) + 3])
+def test_doubles_of_long_integers_are_rounded_one_by_one(first, backend):
+    """The difference of two doubles is not that of the integers, and their sum may be more than integers hold."""
+    a = torch.arange(0, 3 * LEN, 3) + first
+    a[2] = a[1] + 1
+    for fn in (
+        lambda i, j: (a[i].double() - a[j].double()) * 0.1,
+        lambda i, j: (a[i].double() + a[j].double() - 2.0 * first) * 0.01,
+        lambda i, j: (a[i].double() + (i - 3).double() - float(first)) * 0.1,
+        lambda i, j: (a[i].double() == a[j].double()) * 1.0,
+        lambda i, j: (a[i].double() < a[j].double()) * 1.0,
+        lambda i, j: torch.maximum(a[i].double(), a[j].double()) / first,
+    ):
+        score_mod = lambda s, b, h, i, j: s + fn(i, j)  # noqa: E731
+        found = foveal.torch.attention(Q, K, V, score_mod, options=foveal.Options(backend=backend))
+        torch.testing.assert_close(found, expected(score_mod), rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("limit", ["max", "min", 3])
 def test_limits_at_the_ends_of_a_type(limit, dtype):
@@ -750,25 +769,6 @@ def test_int32_wraps_as_torch_does():
         compare(lambda s, b, h, i, j: s + (fn(i, j).long() * 3 % 1009).double() * 1e-3)
     compare(lambda s, b, h, i, j: s + (a[i].long() * a[j] % 1009).double() * 1e-3)
     compare(lambda s, b, h, i, j: s + (a[i] * i % 1009).double() * 1e-3)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("first", [2**53 + 1, 2**61, -(2**62) + 3])
-def test_doubles_of_long_integers_are_rounded_one_by_one(first, backend):
-    """The difference of two doubles is not that of the integers, and their sum may be more than integers hold."""
-    a = torch.arange(0, 3 * LEN, 3) + first
-    a[2] = a[1] + 1
-    for fn in (
-        lambda i, j: (a[i].double() - a[j].double()) * 0.1,
-        lambda i, j: (a[i].double() + a[j].double() - 2.0 * first) * 0.01,
-        lambda i, j: (a[i].double() + (i - 3).double() - float(first)) * 0.1,
-        lambda i, j: (a[i].double() == a[j].double()) * 1.0,
-        lambda i, j: (a[i].double() < a[j].double()) * 1.0,
-        lambda i, j: torch.maximum(a[i].double(), a[j].double()) / first,
-    ):
-        score_mod = lambda s, b, h, i, j: s + fn(i, j)  # noqa: E731
-        found = foveal.torch.attention(Q, K, V, score_mod, options=foveal.Options(backend=backend))
-        torch.testing.assert_close(found, expected(score_mod), rtol=1e-7, atol=1e-9)
 
 
 def test_integers_beyond_64_bits_are_refused():
