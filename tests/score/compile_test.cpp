@@ -60,6 +60,16 @@ TEST(Compile, CanonicalText) {
   EXPECT_EQ(program.text, "score_mod=score * rel[head, 3] + score; mask=True; rel: real[4, 17] trained");
 }
 
+TEST(Compile, ElementsBecomeRealsOneByOne) {
+  const Param a{"a", {64}, Type::integer};  // of more bits than a double has
+  const Expr row = to_real(a(q_idx)), column = to_real(a(kv_idx));
+  EXPECT_EQ(to_string(score + (row - column)), "score + (to_real(a[q_idx]) - a[kv_idx])");
+  EXPECT_EQ(to_string(row < column), "to_real(a[q_idx]) < a[kv_idx]");
+  EXPECT_EQ(to_string(row < to_real(kv_idx)), "a[q_idx] < kv_idx");
+  EXPECT_EQ(to_string(score + max(row, column)), "score + max(a[q_idx], a[kv_idx])");
+  EXPECT_EQ(to_string(score + (to_real(q_idx) - to_real(kv_idx))), "score + (q_idx - kv_idx)");
+}
+
 TEST(Compile, MinusInfinityIsAMask) {
   const Param b{"b", {64}};
   const ScoreProgram program =
