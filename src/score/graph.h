@@ -111,7 +111,7 @@ class Graph {
   base::IdVector<Instr> code_;
   base::IdVector<std::uint8_t> depends_;
   base::IdVector<std::int32_t> depth_;
-  base::IdVector<std::uint8_t> is_long_;  ///< an integer made of elements or of reals, which a double may have to round
+  base::IdVector<std::uint8_t> is_long_;        ///< an integer made of elements or of reals, which a double may have to round
   std::unordered_map<ValueId, Linear> linear_;  ///< of values that are not their own atom
   std::unordered_set<ValueId, Hash, Equal> interned_;
   std::vector<Param::Info> params_;
