@@ -50,7 +50,7 @@ TORCH = {
         "torch.logsumexp({V}, 0)", "({V} - {V}).norm()", "({V}).prod()", "({V} * {V}).sum(-1)", "torch.linalg.vector_norm({V})", "torch.cumsum({V}, 0)[{A}]", "({V}).std()",
         "({V}).var(unbiased=False)", "torch.norm({V}, p=1)", "({V}).max(0).values", "F.normalize({V}, dim=0)[{A}]", "torch.einsum('d,d->', {V}, {V})",
         "F.cosine_similarity({V}, {V}, dim=0)", "({V})[{I} % 3]", "torch.gather({V}, 0, ({I} % 3).unsqueeze(0).long())[0]", "torch.stack([{R}, {R}]).sum()",
-        "F.linear({V}, mat[h])[{A}]", "torch.floor(2 * {S})", "({S}).round()", "({S} % 1.5)", "torch.fmod({S}, 1.5)", "({S} // 0.7)", "torch.frac({S})",
+        "F.linear({V}, mat[h])[{A}]", "torch.floor(2 * {S})", "({S}).round()", "({S} % 1.5)", "torch.fmod({S}, 1.5)", "torch.floor({S} / 0.7)", "torch.frac({S})",
         "F.layer_norm({V}, (3,))[{A}]", "F.rms_norm({V}, (3,), mat[h, 1])[{A}]", "torch.cumprod({V}, 0)[{A}]", "({R}).unsqueeze(0).squeeze()", "torch.div({R}, {N})", "({V}).view(1, 3).sum(dim=1)[0]", "torch.full_like({R}, 0.5)", "torch.sign({S})", "({R}).clip({N}, 3.5)",
     ],
     "V": [
@@ -91,7 +91,7 @@ JAX = {
     ],
     "I": [
         "jnp.minimum({I}, {I})", "jnp.abs({I})", "jnp.clip({I}, -2, 6)", "jnp.where({B}, {I}, {I})", "jnp.where({B}, {I}, 3)", "jnp.floor(2 * {S}).astype(jnp.int32)",
-        "({B}).astype(jnp.int32)", "jnp.argmax({W})", "few[j].astype(jnp.int32)", "(few[j] + {I})", "jnp.searchsorted(edges, {S})", "jnp.sum({W} > 0)", "jnp.sign({I})",
+        "({B}).astype(jnp.int32)", "jnp.argmax({W})", "few[j].astype(jnp.int32)", "(few[j] + {I})", "jnp.sum({W} > 0)", "jnp.sign({I})",
         "(few[i] - few[j])", "(few[i] * few[j])", "jnp.square({I})", "jnp.floor_divide({I}, 2)", "jnp.remainder({I}, 5)",
     ],
     "B": ["jnp.any({W} > 0.3)", "jnp.all({W} < 0.5)", "jnp.logical_and({B}, {B})", "jnp.isfinite({S})", "jnp.logical_not({I} > 1)", "jnp.where({B}, {B}, {B})", "({I} < {S})",
