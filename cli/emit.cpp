@@ -8,10 +8,10 @@
 
 #include "base/check.h"
 #include "command.h"
-#include "cuda/emit_c.h"
 #include "cuda/jit/compile.h"
 #include "cuda/kernels_of.h"
-#include "cuda/recording.h"
+#include "cuda/record/emit_c.h"
+#include "cuda/record/recording.h"
 #include "files/files.h"
 #include "lines.h"
 #include "problem/line_problem.h"

@@ -1,6 +1,6 @@
 # What writes, chooses and compiles kernels runs when something is planned, not in every call: optimisations take half of its compile time, and it hardly
 # feels them.
-set(FOVEAL_PLANNING "^src/(cuda|cuda/jit|cuda/tune)/[^/]*$")
+set(FOVEAL_PLANNING "^src/cuda/((jit|record|score|tune)/)?[^/]*$")
 set(FOVEAL_PLANNING_FLAGS "$<$<OR:$<CONFIG:Release>,$<CONFIG:>>:-O1;$<$<CXX_COMPILER_ID:GNU>:-finline-small-functions;-fstrict-aliasing>>")
 
 # FOVEAL_GROUP_SOURCES: most of what one file takes to compile is the standard library's headers, so the files of a group are compiled as one. A hash of

@@ -8,7 +8,7 @@
 
 #include "cuda/jit/disk_cache.h"
 #include "cuda/jit/nvrtc.h"
-#include "cuda/recording.h"
+#include "cuda/record/recording.h"
 #include "problem/line_problem.h"
 
 namespace {

@@ -1,5 +1,5 @@
 // Emitted programs compile as C and ask the driver for what the plan asks: run against a driver that writes everything down.
-#include "cuda/emit_c.h"
+#include "cuda/record/emit_c.h"
 
 #include <cstring>
 #include <fstream>

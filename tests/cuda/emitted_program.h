@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/emit_c.h"
+#include "cuda/record/emit_c.h"
 #include "own_folder.h"
 
 namespace foveal::test {

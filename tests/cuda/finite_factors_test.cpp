@@ -1,5 +1,5 @@
 // Which factors of trained reads kernels need not look at for each term, and that such kernels look at none.
-#include "cuda/finite_factors.h"
+#include "cuda/score/finite_factors.h"
 
 #include <gtest/gtest.h>
 

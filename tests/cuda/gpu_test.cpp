@@ -13,7 +13,7 @@
 #include "cuda/cuda_memory.h"
 #include "cuda/jit/driver.h"
 #include "cuda/jit/nvrtc.h"
-#include "cuda/recording.h"
+#include "cuda/record/recording.h"
 #include "emitted_program.h"
 #include "nvrtc_here.h"
 #include "problem/case_data.h"

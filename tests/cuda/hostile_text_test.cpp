@@ -9,7 +9,7 @@
 
 #include "cuda/jit/source.h"
 #include "cuda/kernels_of.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "foveal/error.h"
 #include "foveal/foveal_c.h"
 #include "foveal/score.h"

@@ -10,7 +10,7 @@
 #include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm90.h"
 #include "cuda/launch/narrow_indices.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "problems.h"
 
 namespace foveal::cuda {

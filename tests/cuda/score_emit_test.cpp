@@ -1,5 +1,5 @@
 // The text of every operation compiles, in every element type and for both kinds of operands.
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 
 #include <regex>
 

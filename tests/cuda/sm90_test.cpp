@@ -17,7 +17,7 @@
 #include "cuda/launch/forward_sm90.h"
 #include "cuda/launch/pairs_sm90.h"
 #include "cuda/launch/sm90_args.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "cuda/tune/read_plan.h"
 #include "cuda/tune/sm90_order.h"
 #include "machine_code.h"

@@ -15,7 +15,7 @@
 #include "cuda/jit/image_file.h"
 #include "cuda/jit/shipped.h"
 #include "cuda/launch/forward_sm90.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "foveal/score.h"
 #include "mock_driver.h"
 #include "mock_plan.h"

@@ -7,7 +7,7 @@
 #include "cuda/launch/forward_sm80.h"
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/pass_sm80.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "cuda/tune/tuned.h"
 
 namespace foveal::cuda {

@@ -12,7 +12,7 @@
 #include "cuda/launch/rows_sm90.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "cuda/tune/read_plan.h"
 #include "cuda/tune/sm90_backward_schedule.h"
 #include "cuda/tune/tuned.h"

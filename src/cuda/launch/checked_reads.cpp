@@ -7,7 +7,7 @@
 #include "cuda/device/outside_args.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/wrapped_pass.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "problem/outside.h"
 
 namespace foveal::cuda {

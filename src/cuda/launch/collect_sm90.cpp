@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "cuda/tune/sm90_order.h"
 
 namespace foveal::cuda {

@@ -5,7 +5,7 @@
 #include "base/check.h"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/pass_sm80.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "cuda/tune/tuned.h"
 
 namespace foveal::cuda {

@@ -9,7 +9,7 @@
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "cuda/tune/sm90_order.h"
 #include "cuda/tune/tuned.h"
 

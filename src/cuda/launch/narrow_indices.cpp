@@ -6,7 +6,7 @@
 #include "cuda/device/narrow_args.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/wrapped_pass.h"
-#include "cuda/score_writer.h"
+#include "cuda/score/score_writer.h"
 #include "plan/gather_pages.h"
 #include "score/varies.h"
 

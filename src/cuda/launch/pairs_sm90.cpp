@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "cuda/launch/attention_args.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 
 namespace foveal::cuda {
 namespace {

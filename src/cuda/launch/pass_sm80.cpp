@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "cuda/launch/backward_sm80.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 
 namespace foveal::cuda {
 PassSm80::PassSm80(const problem::Problem& p, Sm80Kernel kind, const Sm80Config& config, jit::KernelSource source, Workspace& workspace)

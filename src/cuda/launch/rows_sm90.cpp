@@ -1,7 +1,7 @@
 #include "cuda/launch/rows_sm90.h"
 
 #include "base/check.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 
 namespace foveal::cuda {
 

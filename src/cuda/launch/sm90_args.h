@@ -5,7 +5,7 @@
 
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/driver.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "cuda/tune/sm90.h"
 #include "problem/problem.h"
 

@@ -2,7 +2,7 @@
 
 #include "cuda/device/tile_classes.cuh"
 #include "cuda/launch/attention_args.h"
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 #include "mask/block_mask.h"
 #include "plan/flops.h"
 

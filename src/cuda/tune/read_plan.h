@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/read_facts.h"
+#include "cuda/score/read_facts.h"
 #include "cuda/tune/sm80.h"
 #include "cuda/tune/sm90.h"
 #include "foveal/attention.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cuda/score_writer.h"
+#include "cuda/score/score_writer.h"
 #include "cuda/tune/read_plan.h"
 
 namespace foveal::cuda {

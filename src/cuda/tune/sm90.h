@@ -8,9 +8,9 @@
 #include "cuda/device/layout/sm90.cuh"
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/source.h"
-#include "cuda/read_facts.h"
-#include "cuda/row_reads.h"
-#include "cuda/score_facts.h"
+#include "cuda/score/read_facts.h"
+#include "cuda/score/row_reads.h"
+#include "cuda/score/score_facts.h"
 #include "mask/band.h"
 #include "problem/problem.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 
 namespace foveal::cuda {
 namespace {

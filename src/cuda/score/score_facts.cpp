@@ -1,8 +1,8 @@
-#include "cuda/score_facts.h"
+#include "cuda/score/score_facts.h"
 
 #include <algorithm>
 
-#include "cuda/score_writer.h"
+#include "cuda/score/score_writer.h"
 #include "score/discrete.h"
 #include "score/op_table.h"
 

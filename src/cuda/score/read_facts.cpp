@@ -1,8 +1,8 @@
-#include "cuda/read_facts.h"
+#include "cuda/score/read_facts.h"
 
 #include <algorithm>
 
-#include "cuda/score_writer.h"
+#include "cuda/score/score_writer.h"
 #include "score/bounds.h"
 
 namespace foveal::cuda {

@@ -1,8 +1,8 @@
-#include "cuda/row_reads.h"
+#include "cuda/score/row_reads.h"
 
 #include <algorithm>
 
-#include "cuda/score_writer.h"
+#include "cuda/score/score_writer.h"
 #include "score/bounds.h"
 #include "score/column_forms.h"
 

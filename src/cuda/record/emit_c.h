@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/recording.h"
+#include "cuda/record/recording.h"
 
 namespace foveal::cuda {
 

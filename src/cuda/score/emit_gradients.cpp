@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "cuda/emit_parts.h"
-#include "cuda/finite_factors.h"
+#include "cuda/score/emit_parts.h"
+#include "cuda/score/finite_factors.h"
 
 namespace foveal::cuda {
 namespace {

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/score_emit.h"
-#include "cuda/score_writer.h"
+#include "cuda/score/score_emit.h"
+#include "cuda/score/score_writer.h"
 
 namespace foveal::cuda {
 

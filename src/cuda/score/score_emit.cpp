@@ -1,10 +1,10 @@
-#include "cuda/score_emit.h"
+#include "cuda/score/score_emit.h"
 
 #include <algorithm>
 #include <optional>
 
-#include "cuda/emit_parts.h"
-#include "cuda/finite_factors.h"
+#include "cuda/score/emit_parts.h"
+#include "cuda/score/finite_factors.h"
 
 namespace foveal::cuda {
 

@@ -1,11 +1,11 @@
-#include "cuda/score_lines.h"
+#include "cuda/score/score_lines.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "cuda/finite_factors.h"
-#include "cuda/score_facts.h"
-#include "cuda/score_writer.h"
+#include "cuda/score/finite_factors.h"
+#include "cuda/score/score_facts.h"
+#include "cuda/score/score_writer.h"
 #include "score/varies.h"
 
 namespace foveal::cuda {

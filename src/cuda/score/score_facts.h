@@ -2,7 +2,7 @@
 // Properties of a problem's score that decide the tiles and registers of its kernels.
 #include <vector>
 
-#include "cuda/score_lines.h"
+#include "cuda/score/score_lines.h"
 #include "problem/problem.h"
 
 namespace foveal::cuda {

@@ -2,10 +2,10 @@
 // Score and mask programs as CUDA text: the functions that device/score/score.cuh declares, spliced into every attention kernel.
 #include <string>
 
-#include "cuda/read_facts.h"
-#include "cuda/row_reads.h"
-#include "cuda/score_facts.h"
-#include "cuda/score_lines.h"
+#include "cuda/score/read_facts.h"
+#include "cuda/score/row_reads.h"
+#include "cuda/score/score_facts.h"
+#include "cuda/score/score_lines.h"
 
 namespace foveal::cuda {
 

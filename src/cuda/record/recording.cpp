@@ -1,4 +1,4 @@
-#include "cuda/recording.h"
+#include "cuda/record/recording.h"
 
 #include <algorithm>
 #include <cstring>

@@ -2,7 +2,7 @@
 // Factors of trained reads that cannot overflow while line values are bounded: one test per line replaces one per term.
 #include <vector>
 
-#include "cuda/score_lines.h"
+#include "cuda/score/score_lines.h"
 #include "problem/problem.h"
 
 namespace foveal::cuda {

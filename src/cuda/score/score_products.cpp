@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cuda/score_writer.h"
+#include "cuda/score/score_writer.h"
 
 namespace foveal::cuda {
 

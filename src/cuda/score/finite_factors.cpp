@@ -1,11 +1,11 @@
-#include "cuda/finite_factors.h"
+#include "cuda/score/finite_factors.h"
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
 
-#include "cuda/score_writer.h"
+#include "cuda/score/score_writer.h"
 
 namespace foveal::cuda {
 namespace {

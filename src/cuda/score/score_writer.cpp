@@ -1,4 +1,4 @@
-#include "cuda/score_writer.h"
+#include "cuda/score/score_writer.h"
 
 #include <algorithm>
 #include <charconv>

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cuda/score_facts.h"
+#include "cuda/score/score_facts.h"
 #include "score/column_forms.h"
 #include "score/discrete.h"
 #include "score/interval.h"

@@ -1,7 +1,7 @@
 // Values that a kernel loads for pairs, beside its product q . k: elements for each pair, tables in shared memory, tiles by TMA.
 #include <algorithm>
 
-#include "cuda/emit_parts.h"
+#include "cuda/score/emit_parts.h"
 
 namespace foveal::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "cuda/emit_c.h"
+#include "cuda/record/emit_c.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,7 +1,7 @@
 // Reads whose index may leave their parameter, for Attention::checked.
 #include <algorithm>
 
-#include "cuda/emit_parts.h"
+#include "cuda/score/emit_parts.h"
 #include "score/bounds.h"
 
 namespace foveal::cuda {
