@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "command.h"
+#include "cuda/arch.h"
 #include "cuda/jit/compile.h"
 #include "cuda/kernels_of.h"
 #include "cuda/record/emit_c.h"

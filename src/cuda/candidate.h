@@ -1,8 +1,10 @@
 #pragma once
-// A family of kernels that the CUDA backend may use for a problem. The first candidate that does not refuse makes the executable.
+// A family of kernels that the CUDA backend may use for a problem, and the choice among them: the first candidate that does not refuse makes the
+// executable.
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cuda/jit/compile.h"
 #include "cuda/jit/driver.h"
@@ -39,5 +41,20 @@ struct Candidate {
   bool reads_pages = false;  ///< follows a block table; for others keys are gathered first
   bool reads_bytes = false;  ///< takes integers that index small tables as bytes (launch/narrow_indices.h)
 };
+
+/// The candidate for a problem, or why none will do.
+struct Choice {
+  const Candidate* candidate = nullptr;
+  std::string refusals;
+};
+
+/// target: "" for the first that can, or "sm80", "sm90".
+Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target);
+
+/// Are the keys on pages gathered for this candidate? The kernel that checks reads follows no block table either.
+bool gathers(const problem::Problem& problem, const Candidate& candidate);
+
+/// With what the candidate needs around it: keys gathered from pages, narrow copies of integers, checked reads.
+std::unique_ptr<GpuExecutable> executable_of(const Candidate& candidate, problem::Problem problem, const driver::DeviceFacts& facts);
 
 }  // namespace foveal::cuda

@@ -19,12 +19,8 @@ std::vector<jit::KernelSource> kernels_on(const problem::Problem& problem, const
 /// The configurations that these kernels may have. Both throw unsupported when no target can.
 std::vector<Family> families_on(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target);
 
-/// The same before it is loaded, for a device of so many multiprocessors (0: the usual number); its sources carry the arch.
+/// The same before it is loaded, for a device of this many multiprocessors (0: the usual number); its sources carry the arch.
 std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target,
                                              int multiprocessors = 0);
-
-/// How many multiprocessors the cards of an architecture have, the most first; the first is the usual number. Throws invalid_argument for an
-/// arch that is not known.
-std::vector<int> multiprocessors_of(const std::string& arch);
 
 }  // namespace foveal::cuda

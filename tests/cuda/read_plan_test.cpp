@@ -220,7 +220,7 @@ TEST(ReadPlan, WhatPairsReadStandsInSharedMemory) {
 TEST(ReadPlan, OffsetsOfTablesThatIntegersChooseFromAreThereBeforeScores) {
   const auto first = [](const std::string& line) {
     const problem::Problem given = problem_of("forward bf16 b4 h4 q4096 " + line);
-    const problem::Problem p = with_narrow_indices(given).value_or(given);
+    const problem::Problem p = narrowed(given).value_or(given);
     const Sm90ForwardConfig config = sm90_forward_candidates(p).front();
     EXPECT_LE(config.shared_bytes(p), 232448u);
     EXPECT_EQ(config.offsets_first, forward_sm90_source(p, config).score.find("kOffsetsFirst = true") != std::string::npos);
@@ -281,7 +281,7 @@ TEST(ReadPlan, OffsetsThatAreProductsAreColumns) {
 TEST(ReadPlan, IntegersThatChooseElementsBecomeBytes) {
   const auto narrow = [](const std::string& shape, const std::string& kind, const std::string& score = "e[kind[q_idx, kv_idx], head]") {
     const problem::Problem p = problem_of(base::join("forward bf16 ", shape, " d64 score=\"score + ", score, "\" param=\"e: ", kind));
-    const auto bytes = with_narrow_indices(p);
+    const auto bytes = narrowed(p);
     EXPECT_EQ(bytes.has_value(), kernels_of(p, "sm_90", "").back().stem == "narrow_indices");
     return bytes.has_value();
   };

@@ -117,7 +117,7 @@ class NarrowIndices : public WrappedPass {
 
 }  // namespace
 
-std::optional<problem::Problem> with_narrow_indices(const problem::Problem& p) {
+std::optional<problem::Problem> narrowed(const problem::Problem& p) {
   constexpr std::int64_t least_queries = 128, least_uses = 8, most_bytes = std::int64_t{1} << 28;
   if (p.pass != Pass::forward || !p.has_score_mod() || p.seqlen_q < least_queries || p.varlen || p.part) return {};
   problem::Problem narrow = p;
@@ -135,8 +135,8 @@ std::optional<problem::Problem> with_narrow_indices(const problem::Problem& p) {
   return any ? std::optional(narrow) : std::nullopt;
 }
 
-std::unique_ptr<GpuExecutable> narrowing(const problem::Problem& problem, const problem::Problem& narrow,
-                                         std::unique_ptr<GpuExecutable> pass) {
+std::unique_ptr<GpuExecutable> with_narrow_indices(const problem::Problem& problem, const problem::Problem& narrow,
+                                                   std::unique_ptr<GpuExecutable> pass) {
   return std::make_unique<NarrowIndices>(problem, narrow, std::move(pass));
 }
 

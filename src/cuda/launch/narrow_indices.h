@@ -9,9 +9,9 @@
 namespace foveal::cuda {
 
 /// The problem with such parameters as bytes, in memory of the pass; nothing where there are none, or few pairs read each.
-std::optional<problem::Problem> with_narrow_indices(const problem::Problem& problem);
+std::optional<problem::Problem> narrowed(const problem::Problem& problem);
 /// pass: made for that.
-std::unique_ptr<GpuExecutable> narrowing(const problem::Problem& problem, const problem::Problem& narrow,
-                                         std::unique_ptr<GpuExecutable> pass);
+std::unique_ptr<GpuExecutable> with_narrow_indices(const problem::Problem& problem, const problem::Problem& narrow,
+                                                   std::unique_ptr<GpuExecutable> pass);
 
 }  // namespace foveal::cuda

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "cuda/arch.h"
 #include "cuda/jit/driver.h"
 #include "cuda/kernels_of.h"
 #include "problem/call.h"

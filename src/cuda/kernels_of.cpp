@@ -1,0 +1,41 @@
+#include "cuda/kernels_of.h"
+
+#include "base/check.h"
+#include "cuda/arch.h"
+#include "cuda/launch/gather_pages.h"
+
+namespace foveal::cuda {
+namespace {
+
+const Candidate& candidate_for(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
+  const Choice choice = choose(problem, facts, target);
+  if (!choice.candidate) base::fail(ErrorCode::unsupported, choice.refusals, " [", problem.line(), "]");
+  return *choice.candidate;
+}
+
+}  // namespace
+
+std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target,
+                                             int multiprocessors) {
+  const driver::DeviceFacts facts = facts_of_arch(arch, multiprocessors);
+  auto executable = executable_of(candidate_for(problem, facts, target), problem, facts);
+  executable->set_arch(arch == "sm_90" ? "sm_90a" : arch);  // WGMMA and TMA need sm_90a, which every device of capability 9.0 is
+  return executable;
+}
+
+std::vector<jit::KernelSource> kernels_of(const problem::Problem& problem, const std::string& arch, const std::string& target) {
+  return executable_of(problem, arch, target)->sources();
+}
+
+std::vector<jit::KernelSource> kernels_on(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
+  auto executable = executable_of(candidate_for(problem, facts, target), problem, facts);
+  executable->set_arch(jit::arch_of(facts.major, facts.minor));
+  return executable->sources();
+}
+
+std::vector<Family> families_on(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
+  const Candidate& candidate = candidate_for(problem, facts, target);
+  return candidate.families(gathers(problem, candidate) ? gathered(problem) : problem, facts);
+}
+
+}  // namespace foveal::cuda
