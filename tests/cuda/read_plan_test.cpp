@@ -175,7 +175,7 @@ TEST(ReadPlan, ThePortableKernelsHaveOneToo) {
   const auto collectors = [](const std::string& line) {
     const problem::Problem p = problem_of("backward " + line);
     std::vector<Collector> found;
-    for (const PlannedRead& read : sm80_read_plan(p, *sm80_config(p, Sm80Kernel::dq, 166912)).reads) found.push_back(read.collector);
+    for (const PlannedRead& read : sm80_read_plan(p, sm80_choice(p, Sm80Kernel::dq, 166912)->config).reads) found.push_back(read.collector);
     return found;
   };
   const std::string two = "score=\"score * g[head] + t[q_idx, kv_idx]\" param=\"g: real[4] grad\" param=\"t: real[300, 300] grad\"";

@@ -62,10 +62,10 @@ TEST_F(Sm80, MainConfigurationsDoNotSpill) {
         std::vector<jit::KernelSource> sources;
         constexpr std::size_t a100 = 166912;
         if (p.pass == Pass::forward) {
-          sources.push_back(forward_sm80_source(p, *sm80_config(p, Sm80Kernel::forward, a100)));
+          sources.push_back(forward_sm80_source(p, sm80_choice(p, Sm80Kernel::forward, a100)->config));
         } else {
-          sources.push_back(backward_sm80_source(p, Sm80Kernel::dq, *sm80_config(p, Sm80Kernel::dq, a100)));
-          sources.push_back(backward_sm80_source(p, Sm80Kernel::dkdv, *sm80_config(p, Sm80Kernel::dkdv, a100)));
+          sources.push_back(backward_sm80_source(p, Sm80Kernel::dq, sm80_choice(p, Sm80Kernel::dq, a100)->config));
+          sources.push_back(backward_sm80_source(p, Sm80Kernel::dkdv, sm80_choice(p, Sm80Kernel::dkdv, a100)->config));
         }
         for (const char* arch : {"sm_80", "sm_90a"}) {
           for (const auto& image : compile_for(sources, arch)) {
@@ -85,10 +85,10 @@ TEST_F(Sm80, UsesTheInstructionsOfTheArchitecture) {
       constexpr std::size_t a100 = 166912;
       std::vector<jit::KernelSource> sources;
       if (p.pass == Pass::forward) {
-        sources = {forward_sm80_source(p, *sm80_config(p, Sm80Kernel::forward, a100))};
+        sources = {forward_sm80_source(p, sm80_choice(p, Sm80Kernel::forward, a100)->config)};
       } else {
-        sources = {backward_sm80_source(p, Sm80Kernel::dq, *sm80_config(p, Sm80Kernel::dq, a100)),
-                   backward_sm80_source(p, Sm80Kernel::dkdv, *sm80_config(p, Sm80Kernel::dkdv, a100))};
+        sources = {backward_sm80_source(p, Sm80Kernel::dq, sm80_choice(p, Sm80Kernel::dq, a100)->config),
+                   backward_sm80_source(p, Sm80Kernel::dkdv, sm80_choice(p, Sm80Kernel::dkdv, a100)->config)};
       }
       for (const auto& image : compile_for(sources, "sm_80")) {
         auto counts = instructions_of(image->bytes);
@@ -109,7 +109,7 @@ TEST_F(Sm80, EveryHeadDimFitsIntoSmallSharedMemory) {
     for (const int dim : {1, 40, 64, 72, 128, 192, 256}) {  // larger ones in fp32 need more
       const problem::Problem p = problem_of(std::string("backward ") + dtype + " b1 h1 q64:64 d" + std::to_string(dim));
       for (const Sm80Kernel kernel : {Sm80Kernel::forward, Sm80Kernel::dq, Sm80Kernel::dkdv, Sm80Kernel::pairs, Sm80Kernel::measure}) {
-        EXPECT_TRUE(sm80_config(p, kernel, sm86)) << dtype << " " << dim << " " << static_cast<int>(kernel);
+        EXPECT_TRUE(sm80_choice(p, kernel, sm86)) << dtype << " " << dim << " " << static_cast<int>(kernel);
       }
     }
   }
@@ -176,16 +176,31 @@ TEST_F(Sm80, EveryReductionCompiles) {
   const problem::Problem shared =
       problem_of("backward bf16 b2 h2 q128:128 d64 score=\"score + t[q_idx, kv_idx]\" param=\"t: real[128, 128] grad\"");
   ASSERT_EQ(gradient_storage(shared)[0], GradientStorage::added);
-  const auto source = pairs_sm80_source(shared, *sm80_config(shared, Sm80Kernel::pairs, 166912), 0);
+  const auto source = pairs_sm80_source(shared, sm80_choice(shared, Sm80Kernel::pairs, 166912)->config, 0);
   for (const char* arch : {"sm_80", "sm_90a"}) EXPECT_GT(compile_for({source}, arch)[0]->bytes.size(), 1000u);
+}
+
+TEST(Sm80Table, EveryChoiceSaysWhyAndWhereItsFiguresAre) {
+  for (const char* dtype : {"bf16", "f16", "f32", "f64"}) {
+    for (int dim = 16; dim <= sm80_max_head_dim; dim += 16) {
+      const problem::Problem p = problem_of(std::string("backward ") + dtype + " b1 h1 q64:64 d" + std::to_string(dim));
+      for (const Sm80Kernel kernel : {Sm80Kernel::forward, Sm80Kernel::dq, Sm80Kernel::dkdv, Sm80Kernel::reads, Sm80Kernel::pairs}) {
+        const auto choice = sm80_choice(p, kernel, sm90_shared_limit);
+        if (!choice) continue;
+        const std::string& why = choice->why;
+        EXPECT_GT(why.find(" ("), 0u) << p.line() << ": " << why;
+        EXPECT_TRUE(why.ends_with("sm80_test.cpp)") || why.ends_with("architectures.jsonl)")) << p.line() << ": " << why;
+      }
+    }
+  }
 }
 
 TEST_F(Sm80, TwoScanCompiles) {
   for (const char* dims : {"d64", "d128", "d256"}) {
     const problem::Problem p = problem_of(std::string("backward bf16 b1 h2 q128:128 ") + dims);
-    const auto config = two_scan_config(p, 232448);
-    ASSERT_TRUE(config) << dims;
-    EXPECT_GT(compile_for({backward_sm80_source(p, Sm80Kernel::two_scan, *config)}, "sm_90a")[0]->bytes.size(), 1000u);
+    const auto choice = two_scan_choice(p, 232448);
+    ASSERT_TRUE(choice) << dims;
+    EXPECT_GT(compile_for({backward_sm80_source(p, Sm80Kernel::two_scan, choice->config)}, "sm_90a")[0]->bytes.size(), 1000u);
   }
 }
 

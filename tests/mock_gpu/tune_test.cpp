@@ -125,11 +125,21 @@ TEST_F(TunedFile, ConfigurationsThatAreNotLegalAreNamedAndNotTaken) {
   EXPECT_NE(detail(line, "sm_90a", "configuration").find("not as tuned (" + path_ + ":1)"), std::string::npos);
   const std::string portable = "forward f32 b2 h4 q400 d64";
   write(tuned_line(problem_of(portable), "sm_80", "sm80.forward",
-                   "block_q=64 block_kv=32 warps=8 row_tiles=1 stages=1 column_split=1 blocks=1"));
-  EXPECT_NE(detail(portable, "sm_80", "tiles").find("not as tuned"), std::string::npos);
+                   "block_q=64 block_kv=32 warps=8 row_tiles=1 stages=1 column_split=1 ctas=1"));
+  EXPECT_NE(detail(portable, "sm_80", "configuration").find("not as tuned"), std::string::npos);
   write(tuned_line(problem_of(portable), "sm_80", "sm80.forward",
-                   "block_q=32 block_kv=16 warps=2 row_tiles=1 stages=1 column_split=1 blocks=1"));
-  EXPECT_EQ(detail(portable, "sm_80", "tiles"), "32x16 warps 2 stages 1, tuned (" + path_ + ":1)");
+                   "block_q=32 block_kv=16 warps=2 row_tiles=1 stages=1 column_split=1 ctas=1"));
+  EXPECT_EQ(detail(portable, "sm_80", "tiles"), "32x16 warps 2 stages 1");
+  EXPECT_EQ(detail(portable, "sm_80", "configuration"), "tuned (" + path_ + ":1)");
+}
+
+TEST_F(TunedFile, WithoutOneExplainGivesTheReasonOfTheTable) {
+  const std::string forward = detail("forward f32 b2 h4 q400 d128", "sm_80", "configuration");
+  EXPECT_NE(forward.find("two stages"), std::string::npos) << forward;
+  for (const char* name : {"dk, dv: configuration", "dq: configuration"}) {
+    const std::string backward = detail("backward bf16 b2 h4 q400 d64", "sm_80", name);
+    EXPECT_NE(backward.find("two CTAs on a multiprocessor"), std::string::npos) << name << ": " << backward;
+  }
 }
 
 TEST_F(TunedFile, WhatIsNoTableIsRefused) {
@@ -169,11 +179,11 @@ TEST_F(Tune, FindsTheFastestAndPlansTakeIt) {
   std::getline(file, first);
   EXPECT_NE(first.find("mock | sm80.forward | block_q=32 block_kv=32 warps=2 "), std::string::npos) << first << "\n" << text;
   cuda::set_tuned_file(path);
-  const auto config = cuda::sm80_config(problem_of(line), cuda::Sm80Kernel::forward, {232448, "mock"});
+  const auto choice = cuda::sm80_choice(problem_of(line), cuda::Sm80Kernel::forward, {232448, "mock"});
   cuda::set_tuned_file("");
-  ASSERT_TRUE(config);
-  EXPECT_EQ(config->block_q, 32);
-  EXPECT_NE(config->note.find(path + ":1"), std::string::npos);
+  ASSERT_TRUE(choice);
+  EXPECT_EQ(choice->config.block_q, 32);
+  EXPECT_NE(choice->why.find(path + ":1"), std::string::npos);
 }
 
 }  // namespace

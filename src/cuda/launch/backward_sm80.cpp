@@ -15,8 +15,6 @@ namespace {
 
 constexpr int delta_rows = 64, delta_warps = 8;
 
-int tiles(std::int64_t length, int block) { return static_cast<int>((length + block - 1) / block); }
-
 jit::KernelSource source_of(const problem::Problem& p, const char* kernel) {
   jit::KernelSource source{.stem = kernel, .entry = kernel, .constants = attention_constants(p), .score = emit_score(p), .arch = {}};
   source.constants.set("kWantsDq", p.dq.present).set("kWantsDk", p.dk.present).set("kWantsDv", p.dv.present);
@@ -28,7 +26,7 @@ class BackwardSm80 : public GpuExecutable {
   BackwardSm80(const problem::Problem& problem, const driver::DeviceFacts& facts)
       : problem_(problem),
         device_(problem.device.index),
-        read_plan_(sm80_read_plan(problem, *sm80_config(problem, Sm80Kernel::dq, sm80_device(facts)))),
+        read_plan_(sm80_read_plan(problem, sm80_choice(problem, Sm80Kernel::dq, sm80_device(facts))->config)),
         gradients_(problem, read_plan_, workspace_),
         measure_(problem, facts.shared_bytes_per_block),
         reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_) {
@@ -43,18 +41,18 @@ class BackwardSm80 : public GpuExecutable {
     const bool wants_queries = p.dq.present || !read_plan_.of(Collector::beside_dq).empty(), wants_keys = p.dk.present || p.dv.present;
     two_scan_ = p.attention.backward == BackwardStrategy::two_scan && wants_queries && wants_keys;
     if (two_scan_) {
-      const Sm80Config config = *two_scan_config(p, device.shared_bytes);
-      queries_.emplace(p, Sm80Kernel::dq, config, backward_sm80_source(p, Sm80Kernel::two_scan, config), workspace_);
-      keys_.emplace(p, Sm80Kernel::dkdv, config, backward_sm80_source(p, Sm80Kernel::two_scan, config), workspace_);
+      const auto choice = *two_scan_choice(p, device.shared_bytes);
+      queries_.emplace(p, Sm80Kernel::dq, choice, backward_sm80_source(p, Sm80Kernel::two_scan, choice.config), workspace_);
+      keys_.emplace(p, Sm80Kernel::dkdv, choice, backward_sm80_source(p, Sm80Kernel::two_scan, choice.config), workspace_);
       queries_->reserve_shared(keys_->shared_bytes());
     } else {
       if (wants_keys) {
-        const Sm80Config config = *sm80_config(p, Sm80Kernel::dkdv, device);
-        keys_.emplace(p, Sm80Kernel::dkdv, config, backward_sm80_source(p, Sm80Kernel::dkdv, config), workspace_);
+        const auto choice = *sm80_choice(p, Sm80Kernel::dkdv, device);
+        keys_.emplace(p, Sm80Kernel::dkdv, choice, backward_sm80_source(p, Sm80Kernel::dkdv, choice.config), workspace_);
       }
       if (wants_queries) {
-        const Sm80Config config = *sm80_config(p, Sm80Kernel::dq, device);
-        queries_.emplace(p, Sm80Kernel::dq, config, backward_sm80_source(p, Sm80Kernel::dq, config), workspace_);
+        const auto choice = *sm80_choice(p, Sm80Kernel::dq, device);
+        queries_.emplace(p, Sm80Kernel::dq, choice, backward_sm80_source(p, Sm80Kernel::dq, choice.config), workspace_);
       }
     }
     const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
@@ -142,9 +140,9 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
     return "two_scan takes head dims to 256; use split or automatic";
   const bool fits =
       p.attention.backward == BackwardStrategy::two_scan
-          ? two_scan_config(p, limit).has_value()
-          : sm80_config(p, Sm80Kernel::dq, limit) && sm80_config(p, Sm80Kernel::dkdv, limit) && sm80_config(p, Sm80Kernel::pairs, limit);
-  if (!fits || !sm80_config(p, Sm80Kernel::measure, limit))
+          ? two_scan_choice(p, limit).has_value()
+          : sm80_choice(p, Sm80Kernel::dq, limit) && sm80_choice(p, Sm80Kernel::dkdv, limit) && sm80_choice(p, Sm80Kernel::pairs, limit);
+  if (!fits || !sm80_choice(p, Sm80Kernel::measure, limit))
     return base::join("a tile of head_dim ", p.head_dim, " does not fit into ", limit, " bytes of shared memory");
   return std::nullopt;
 }
@@ -196,12 +194,12 @@ jit::KernelSource pairs_sm80_source(const problem::Problem& p, const Sm80Config&
   return source;
 }
 
-std::optional<Sm80Config> two_scan_config(const problem::Problem& p, std::size_t limit) {
-  // Both halves own 16 rows per warp, so square tiles serve both; the columns of dk and dv are not split.
+std::optional<Chosen<Sm80Config>> two_scan_choice(const problem::Problem& p, std::size_t limit) {
   for (const Sm80Config& config :
        {Sm80Config{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2}, Sm80Config{.block_q = 64, .block_kv = 64, .warps = 4},
         Sm80Config{.block_q = 32, .block_kv = 32, .warps = 2}, Sm80Config{.block_q = 16, .block_kv = 16, .warps = 1}}) {
-    if (config.shared_bytes(p, Sm80Kernel::two_scan) <= limit) return config;
+    if (config.shared_bytes(p, Sm80Kernel::two_scan) <= limit)
+      return Chosen<Sm80Config>{config, "two_scan: square tiles, as both scans own 16 rows per warp and split no columns (not timed)"};
   }
   return std::nullopt;
 }

@@ -15,6 +15,6 @@ jit::KernelSource backward_sm80_source(const problem::Problem& problem, Sm80Kern
 jit::KernelSource pairs_sm80_source(const problem::Problem& problem, const Sm80Config& config, int read);
 
 /// One configuration that suits both halves, for two_scan.
-std::optional<Sm80Config> two_scan_config(const problem::Problem& problem, std::size_t shared_bytes_per_block);
+std::optional<Chosen<Sm80Config>> two_scan_choice(const problem::Problem& problem, std::size_t shared_bytes_per_block);
 
 }  // namespace foveal::cuda

@@ -13,8 +13,8 @@ namespace {
 
 class ForwardSm80 : public GpuExecutable {
  public:
-  ForwardSm80(const problem::Problem& problem, const Sm80Config& config)
-      : problem_(problem), config_(config), pass_(problem, Sm80Kernel::forward, config, forward_sm80_source(problem, config), workspace_) {
+  ForwardSm80(const problem::Problem& problem, const Chosen<Sm80Config>& choice)
+      : problem_(problem), pass_(problem, Sm80Kernel::forward, choice, forward_sm80_source(problem, choice.config), workspace_) {
     sources_ = pass_.sources();
   }
 
@@ -26,7 +26,8 @@ class ForwardSm80 : public GpuExecutable {
   void describe(Explanation& e) const override {
     e.kernel = kernel();
     pass_.describe_tiles(e, problem_, 1, 1);
-    e.details.emplace_back("tiles", config_.text());
+    e.details.emplace_back("tiles", pass_.choice().config.text());
+    e.details.emplace_back("configuration", pass_.choice().why);
     e.details.emplace_back("registers", std::to_string(pass_.facts().registers));
     e.details.emplace_back("spilled bytes", std::to_string(pass_.facts().spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(pass_.shared_bytes()));
@@ -41,7 +42,6 @@ class ForwardSm80 : public GpuExecutable {
 
  private:
   problem::Problem problem_;
-  Sm80Config config_;
   Workspace workspace_;
   PassSm80 pass_;
 };
@@ -49,14 +49,14 @@ class ForwardSm80 : public GpuExecutable {
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_sm80(p, facts)) return reason;
   if (p.spread) return "keys of a part in ranges";
-  if (!sm80_config(p, Sm80Kernel::forward, sm80_device(facts))) {
+  if (!sm80_choice(p, Sm80Kernel::forward, sm80_device(facts))) {
     return base::join("a tile of head_dim ", p.head_dim, " does not fit into ", facts.shared_bytes_per_block, " bytes of shared memory");
   }
   return std::nullopt;
 }
 
 std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  return std::make_unique<ForwardSm80>(p, *sm80_config(p, Sm80Kernel::forward, sm80_device(facts)));
+  return std::make_unique<ForwardSm80>(p, *sm80_choice(p, Sm80Kernel::forward, sm80_device(facts)));
 }
 
 std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts& facts) {

@@ -7,11 +7,12 @@
 #include "cuda/score/score_emit.h"
 
 namespace foveal::cuda {
-PassSm80::PassSm80(const problem::Problem& p, Sm80Kernel kind, const Sm80Config& config, jit::KernelSource source, Workspace& workspace)
-    : config_(config),
-      tables_(p, config.block_q, config.block_kv, kind == Sm80Kernel::dkdv, workspace),
+PassSm80::PassSm80(const problem::Problem& p, Sm80Kernel kind, const Chosen<Sm80Config>& choice, jit::KernelSource source,
+                   Workspace& workspace)
+    : choice_(choice),
+      tables_(p, choice.config.block_q, choice.config.block_kv, kind == Sm80Kernel::dkdv, workspace),
       sources_{std::move(source)},
-      shared_bytes_(static_cast<unsigned>(config.shared_bytes(p, kind))) {
+      shared_bytes_(static_cast<unsigned>(choice.config.shared_bytes(p, kind))) {
   sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
 }
 
@@ -21,27 +22,29 @@ void PassSm80::load(const std::shared_ptr<const jit::Image>* images, int device)
   tables_.upload(device);
 }
 
-void PassSm80::launch(const device::AttentionArgs& args, std::int64_t blocks, Stream stream) const {
+void PassSm80::launch(const device::AttentionArgs& args, std::int64_t ctas, Stream stream) const {
   kernel_.launch(
-      {.grid_x = static_cast<unsigned>(blocks), .threads = static_cast<unsigned>(config_.threads()), .shared_bytes = shared_bytes_}, args,
-      stream);
+      {.grid_x = static_cast<unsigned>(ctas), .threads = static_cast<unsigned>(choice_.config.threads()), .shared_bytes = shared_bytes_},
+      args, stream);
 }
 
 void PassSm80::describe_tiles(Explanation& e, const problem::Problem& p, int matmuls, int matmuls_v) const {
   tables_.describe(e, p);
-  e.schedule.block_q = config_.block_q, e.schedule.block_kv = config_.block_kv, e.schedule.team = "CTA";
-  e.flops += static_cast<double>(tables_.full + tables_.partial) * config_.block_q * config_.block_kv * 2.0 *
+  const Sm80Config& config = choice_.config;
+  e.schedule.block_q = config.block_q, e.schedule.block_kv = config.block_kv, e.schedule.team = "CTA";
+  e.flops += static_cast<double>(tables_.full + tables_.partial) * config.block_q * config.block_kv * 2.0 *
              (matmuls * static_cast<double>(p.head_dim) + matmuls_v * static_cast<double>(p.head_dim_v));
 }
 
 void PassSm80::describe(Explanation& e, const char* name, const problem::Problem& p, int matmuls, int matmuls_v) const {
   describe_tiles(e, p, matmuls, matmuls_v);
-  e.details.emplace_back(name, base::join("tiles ", config_.text(), ", registers ", facts().registers, ", spilled bytes ",
+  e.details.emplace_back(name, base::join("tiles ", choice_.config.text(), ", registers ", facts().registers, ", spilled bytes ",
                                           facts().spill_bytes, ", shared bytes ", shared_bytes_));
+  e.details.emplace_back(base::join(name, ": configuration"), choice_.why);
 }
 
 MeasureSm80::MeasureSm80(const problem::Problem& p, std::size_t limit)
-    : config_(*sm80_config(p, Sm80Kernel::measure, limit)),
+    : config_(sm80_choice(p, Sm80Kernel::measure, limit)->config),
       shared_bytes_(static_cast<unsigned>(config_.shared_bytes(p, Sm80Kernel::measure))),
       source_(backward_sm80_source(p, Sm80Kernel::measure, config_)) {}
 
@@ -58,13 +61,13 @@ ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, const ReadP
   if (!plan.of(Collector::walk).empty()) {
     problem::Problem reads_only = p;
     reads_only.dq = {};
-    const Sm80Config config = *sm80_config(p, Sm80Kernel::reads, limit);
-    queries_.emplace(p, Sm80Kernel::reads, config, backward_sm80_source(reads_only, Sm80Kernel::reads, config), workspace);
+    const auto choice = *sm80_choice(p, Sm80Kernel::reads, limit);
+    queries_.emplace(p, Sm80Kernel::reads, choice, backward_sm80_source(reads_only, Sm80Kernel::reads, choice.config), workspace);
   }
   for (const int number : plan.of(Collector::any_pairs)) {
     const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
-    const Sm80Config config = *sm80_config(p, Sm80Kernel::pairs, limit);
-    pairs_.push_back({PassSm80(p, Sm80Kernel::pairs, config, pairs_sm80_source(p, config, number), workspace),
+    const auto choice = *sm80_choice(p, Sm80Kernel::pairs, limit);
+    pairs_.push_back({PassSm80(p, Sm80Kernel::pairs, choice, pairs_sm80_source(p, choice.config, number), workspace),
                       (read.reads_batch ? p.batch : 1) * (read.reads_head ? p.heads_q : 1)});
   }
 }

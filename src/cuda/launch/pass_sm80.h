@@ -12,7 +12,8 @@ namespace foveal::cuda {
 
 class PassSm80 {
  public:
-  PassSm80(const problem::Problem& problem, Sm80Kernel kind, const Sm80Config& config, jit::KernelSource source, Workspace& workspace);
+  PassSm80(const problem::Problem& problem, Sm80Kernel kind, const Chosen<Sm80Config>& choice, jit::KernelSource source,
+           Workspace& workspace);
 
   /// The kernel, then the one that makes its tables if there is one; arch is left to the caller.
   const std::vector<jit::KernelSource>& sources() const { return sources_; }
@@ -21,16 +22,17 @@ class PassSm80 {
   unsigned shared_bytes() const { return shared_bytes_; }
 
   void place(device::AttentionArgs& args, void* workspace, Stream stream) const { tables_.place(args, workspace, stream); }
-  void launch(const device::AttentionArgs& args, std::int64_t blocks, Stream stream) const;
+  void launch(const device::AttentionArgs& args, std::int64_t ctas, Stream stream) const;
 
+  const Chosen<Sm80Config>& choice() const { return choice_; }
   /// Adds its tiles and operations; matmuls over head_dim and over head_dim_v per tile.
   void describe_tiles(Explanation& explanation, const problem::Problem& problem, int matmuls, int matmuls_v) const;
-  /// The same, and what the compiler made of it in a line under `name`.
+  /// The same, and under `name` what the compiler made of it and why it has this configuration.
   void describe(Explanation& explanation, const char* name, const problem::Problem& problem, int matmuls, int matmuls_v) const;
   const jit::Facts& facts() const { return kernel_.image().facts; }
 
  private:
-  Sm80Config config_;
+  Chosen<Sm80Config> choice_;
   TileTables tables_;
   std::vector<jit::KernelSource> sources_;
   unsigned shared_bytes_;

@@ -6,149 +6,238 @@
 #include "base/check.h"
 #include "base/divide.h"
 #include "cuda/device/layout/sm80.cuh"
-#include "cuda/tune/tuned.h"
+#include "cuda/tune/choice.h"
 
 namespace foveal::cuda {
 namespace {
 
-int round_up(std::int64_t value, int step) { return static_cast<int>(base::round_up(value, step)); }
-
-/// For elements of so many bits and head dims up to dim: the configurations, best first.
-struct Sm80Row {
-  int bits;
-  std::int64_t dim;
-  std::vector<Sm80Config> configs;
+/// What rows of the tables depend on.
+struct Sm80Facts {
+  int bits;  ///< of an element
+  int dim;   ///< the larger head dim, in steps of 16
 };
-using Table = std::vector<Sm80Row>;
+using Sm80Row = Row<Sm80Facts, Sm80Config>;
 
-const Table& forward_table() {
-  static const Table table = {
-      {.bits = 64,
-       .dim = 64,
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}}},
-      {.bits = 64, .dim = 128, .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}, {.block_q = 16, .block_kv = 16, .warps = 1}}},
-      {.bits = 64, .dim = 256, .configs = {{.block_q = 16, .block_kv = 16, .warps = 1}}},
-      {.bits = 64, .dim = sm80_max_head_dim, .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}}},
-      {.bits = 32, .dim = 64, .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .blocks = 2}}},
-      {.bits = 32,
-       .dim = 128,
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 32, .warps = 4}}},
-      {.bits = 32, .dim = 256, .configs = {{.block_q = 64, .block_kv = 32, .warps = 4}, {.block_q = 32, .block_kv = 16, .warps = 2}}},
-      {.bits = 32,
-       .dim = sm80_max_head_dim,
+constexpr const char* ahead = "two stages: the next tile is loaded while this one is multiplied";
+constexpr const char* one_stage = "one stage leaves shared memory for the tile";
+constexpr const char* together = "two CTAs on a multiprocessor hide the waits of each other";
+constexpr const char* wide = "two row tiles of a warp share what it loads of keys, and two CTAs hide the waits of each other";
+constexpr const char* split = "warps split the columns of the sums, which the registers of one do not hold";
+constexpr const char* split_ahead = "warps split the columns of the sums, which the registers of one do not hold; two stages";
+
+constexpr const char* compiled = "registers and shared memory: bench/results/architectures.jsonl";
+constexpr const char* not_timed = "not timed; compiled in tests/cuda/sm80_test.cpp";
+
+const std::vector<Sm80Row>& forward_table() {
+  static const std::vector<Sm80Row> rows = {
+      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 64; },
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}},
+       .why = ahead,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 128; },
+       .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}, {.block_q = 16, .block_kv = 16, .warps = 1}},
+       .why = one_stage,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 256; },
+       .configs = {{.block_q = 16, .block_kv = 16, .warps = 1}},
+       .why = one_stage,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 64; },
+       .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}},
+       .why = split,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 64; },
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .ctas = 2}},
+       .why = together,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 128; },
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 32, .warps = 4}},
+       .why = ahead,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 256; },
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4}, {.block_q = 32, .block_kv = 16, .warps = 2}},
+       .why = one_stage,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32; },
        .configs = {{.block_q = 32, .block_kv = 16, .warps = 4, .column_split = 2},
-                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}}},
-      {.bits = 16,
-       .dim = 64,
-       .configs = {{.block_q = 128, .block_kv = 64, .warps = 4, .row_tiles = 2, .stages = 2, .blocks = 2},
-                   {.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .blocks = 2}}},
-      {.bits = 16,
-       .dim = 128,
-       .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .blocks = 2},
-                   {.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .blocks = 2}}},
-      {.bits = 16,
-       .dim = 256,
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .blocks = 2},
+                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}},
+       .why = split,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 64; },
+       .configs = {{.block_q = 128, .block_kv = 64, .warps = 4, .row_tiles = 2, .stages = 2, .ctas = 2},
+                   {.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .ctas = 2}},
+       .why = wide,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 128; },
+       .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .ctas = 2},
+                   {.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .ctas = 2}},
+       .why = together,
+       .measured = compiled},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 256; },
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .ctas = 2},
                    {.block_q = 64, .block_kv = 32, .warps = 4},
-                   {.block_q = 64, .block_kv = 16, .warps = 4}}},
-      {.bits = 16,
-       .dim = sm80_max_head_dim,
+                   {.block_q = 64, .block_kv = 16, .warps = 4}},
+       .why = together,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16; },
        .configs = {{.block_q = 64, .block_kv = 32, .warps = 8, .column_split = 2},
-                   {.block_q = 32, .block_kv = 16, .warps = 4, .column_split = 2}}},
+                   {.block_q = 32, .block_kv = 16, .warps = 4, .column_split = 2}},
+       .why = split,
+       .measured = not_timed},
   };
-  return table;
+  return rows;
 }
 
-const Table& dq_table() {
-  static const Table table = {
-      {.bits = 64, .dim = 64, .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}}},
-      {.bits = 64, .dim = 256, .configs = {{.block_q = 16, .block_kv = 16, .warps = 1}}},
-      {.bits = 64, .dim = sm80_max_head_dim, .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}}},
-      {.bits = 32,
-       .dim = 64,
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}}},
-      {.bits = 32,
-       .dim = 128,
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}}},
-      {.bits = 32, .dim = 256, .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}, {.block_q = 16, .block_kv = 16, .warps = 1}}},
-      {.bits = 32, .dim = sm80_max_head_dim, .configs = {{.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}}},
-      {.bits = 16,
-       .dim = 128,
-       .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .blocks = 2},
-                   {.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .blocks = 2}}},
-      {.bits = 16,
-       .dim = 192,
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 16, .warps = 4}}},
-      {.bits = 16,
-       .dim = 256,
-       .configs = {{.block_q = 64, .block_kv = 16, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 16, .warps = 4}}},
-      {.bits = 16,
-       .dim = sm80_max_head_dim,
+const std::vector<Sm80Row>& dq_table() {
+  static const std::vector<Sm80Row> rows = {
+      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 64; },
+       .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}},
+       .why = one_stage,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 256; },
+       .configs = {{.block_q = 16, .block_kv = 16, .warps = 1}},
+       .why = one_stage,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 64; },
+       .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}},
+       .why = split,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 64; },
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}},
+       .why = ahead,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 128; },
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}},
+       .why = ahead,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 256; },
+       .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}, {.block_q = 16, .block_kv = 16, .warps = 1}},
+       .why = one_stage,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32; },
+       .configs = {{.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}},
+       .why = split,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 128; },
+       .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .ctas = 2},
+                   {.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .ctas = 2}},
+       .why = together,
+       .measured = compiled},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 192; },
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 16, .warps = 4}},
+       .why = ahead,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 256; },
+       .configs = {{.block_q = 64, .block_kv = 16, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 16, .warps = 4}},
+       .why = ahead,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16; },
        .configs = {{.block_q = 32, .block_kv = 16, .warps = 4, .column_split = 2},
-                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}}},
+                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}},
+       .why = split,
+       .measured = not_timed},
   };
-  return table;
+  return rows;
 }
 
-const Table& dkdv_table() {
-  static const Table table = {
-      {.bits = 64, .dim = 64, .configs = {{.block_q = 16, .block_kv = 32, .warps = 4, .column_split = 2}}},
-      {.bits = 64, .dim = sm80_max_head_dim, .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}}},
-      {.bits = 32,
-       .dim = 64,
+const std::vector<Sm80Row>& dkdv_table() {
+  static const std::vector<Sm80Row> rows = {
+      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 64; },
+       .configs = {{.block_q = 16, .block_kv = 32, .warps = 4, .column_split = 2}},
+       .why = split,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 64; },
+       .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}},
+       .why = split,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 64; },
        .configs = {{.block_q = 32, .block_kv = 64, .warps = 4, .stages = 2},
-                   {.block_q = 32, .block_kv = 32, .warps = 4, .column_split = 2}}},
-      {.bits = 32,
-       .dim = 128,
+                   {.block_q = 32, .block_kv = 32, .warps = 4, .column_split = 2}},
+       .why = ahead,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 128; },
        .configs = {{.block_q = 32, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2},
-                   {.block_q = 16, .block_kv = 32, .warps = 4, .stages = 2, .column_split = 2}}},
-      {.bits = 32,
-       .dim = 256,
+                   {.block_q = 16, .block_kv = 32, .warps = 4, .stages = 2, .column_split = 2}},
+       .why = split_ahead,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 256; },
        .configs = {{.block_q = 16, .block_kv = 32, .warps = 4, .column_split = 2},
-                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}}},
-      {.bits = 32, .dim = sm80_max_head_dim, .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}}},
-      {.bits = 16, .dim = 64, .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .blocks = 2}}},
-      {.bits = 16, .dim = 96, .configs = {{.block_q = 32, .block_kv = 64, .warps = 4, .stages = 2, .blocks = 2}}},
-      {.bits = 16,
-       .dim = 128,
+                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}},
+       .why = split,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 32; },
+       .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}},
+       .why = split,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 64; },
+       .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .ctas = 2}},
+       .why = together,
+       .measured = compiled},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 96; },
+       .configs = {{.block_q = 32, .block_kv = 64, .warps = 4, .stages = 2, .ctas = 2}},
+       .why = together,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 128; },
        .configs = {{.block_q = 64, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2},
-                   {.block_q = 32, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2}}},
-      {.bits = 16,
-       .dim = 256,
+                   {.block_q = 32, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2}},
+       .why = split_ahead,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 256; },
        .configs = {{.block_q = 32, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2},
                    {.block_q = 32, .block_kv = 32, .warps = 4, .column_split = 2},
-                   {.block_q = 16, .block_kv = 32, .warps = 4, .column_split = 2}}},
-      {.bits = 16,
-       .dim = sm80_max_head_dim,
+                   {.block_q = 16, .block_kv = 32, .warps = 4, .column_split = 2}},
+       .why = split,
+       .measured = not_timed},
+      {.applies = [](const Sm80Facts& f) { return f.bits == 16; },
        .configs = {{.block_q = 16, .block_kv = 32, .warps = 8, .column_split = 4},
-                   {.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}}},
+                   {.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}},
+       .why = split,
+       .measured = not_timed},
   };
-  return table;
+  return rows;
 }
 
-/// Of the row for these elements and this dim.
-const std::vector<Sm80Config>& configs_of(const Table& table, DType dtype, int dim) {
-  const int bits = static_cast<int>(8 * size_of(dtype));
-  const auto row = std::find_if(table.begin(), table.end(), [&](const Sm80Row& each) { return each.bits == bits && dim <= each.dim; });
-  static const std::vector<Sm80Config> none;
-  return row == table.end() ? none : row->configs;
+Sm80Facts facts_of(const problem::Problem& p) {
+  return {.bits = static_cast<int>(8 * size_of(p.dtype)), .dim = static_cast<int>(base::round_up(std::max(p.head_dim, p.head_dim_v), 16))};
 }
 
-const Table& table_of(Sm80Kernel kernel) {
+const std::vector<Sm80Row>& table_of(Sm80Kernel kernel) {
   return kernel == Sm80Kernel::forward ? forward_table() : kernel == Sm80Kernel::dkdv ? dkdv_table() : dq_table();
 }
 
-/// The same tiles with whole rows for each warp.
-std::vector<Sm80Config> unsplit(std::vector<Sm80Config> table) {
-  for (Sm80Config& config : table) config.warps /= config.column_split, config.column_split = 1;
-  return table;
+/// The configurations of the first row that applies, also those that do not fit shared memory.
+std::vector<Chosen<Sm80Config>> chosen_for(const Sm80Facts& facts, Sm80Kernel kernel) {
+  return chosen_of(table_of(kernel), facts, [](const Sm80Facts&, const Sm80Config& config) { return std::optional(config); });
+}
+
+/// The candidates of a kernel, best first, and why.
+std::vector<Chosen<Sm80Config>> chosen_for(const problem::Problem& p, Sm80Kernel kernel) {
+  const Sm80Facts facts = facts_of(p);
+  std::vector<Chosen<Sm80Config>> chosen = chosen_for(facts, kernel);
+  if (kernel == Sm80Kernel::forward || kernel == Sm80Kernel::dq || kernel == Sm80Kernel::dkdv) return chosen;
+  // The same tiles with whole rows for each warp.
+  for (auto& [config, why] : chosen) {
+    if (config.column_split > 1) why = base::join("whole rows for each warp (", not_timed, ")");
+    config.warps /= config.column_split, config.column_split = 1;
+  }
+  if (kernel == Sm80Kernel::measure) return chosen;
+  if (kernel == Sm80Kernel::reads) {
+    if (facts.bits == 16 && facts.dim <= 128)
+      chosen.insert(chosen.begin(), {{.block_q = 128, .block_kv = 64, .warps = 4, .row_tiles = 2, .stages = 2},
+                                     base::join("no sum of dq takes registers: a wide tile (", not_timed, ")")});
+    return chosen;
+  }
+  const std::string alone = base::join("nothing is loaded ahead: other CTAs fill the wait (", not_timed, ")");
+  for (auto& [config, why] : chosen) config.stages = 1, config.ctas = 1, why = alone;
+  if (facts.bits == 16 && facts.dim <= 64) chosen.insert(chosen.begin(), {{.block_q = 64, .block_kv = 32, .warps = 4, .ctas = 4}, alone});
+  return chosen;
 }
 
 }  // namespace
 
 std::string Sm80Config::text() const {
   return base::join(block_q, "x", block_kv, " warps ", warps, " stages ", stages,
-                    column_split > 1 ? base::join(" split ", column_split) : "", note);
+                    column_split > 1 ? base::join(" split ", column_split) : "");
 }
 
 const char* sm80_stem(Sm80Kernel kernel) {
@@ -198,26 +287,10 @@ void Sm80Config::set(jit::Constants& constants) const {
       .set("kRowTiles", row_tiles)
       .set("kStages", stages)
       .set("kColumnSplit", column_split)
-      .set("kBlocksPerMultiprocessor", blocks);
+      .set("kCtasPerMultiprocessor", ctas);
 }
 
-std::vector<Sm80Config> sm80_candidates(const problem::Problem& p, Sm80Kernel kernel) {
-  const int dim = round_up(std::max(p.head_dim, p.head_dim_v), 16);
-  std::vector<Sm80Config> configs = configs_of(table_of(kernel), p.dtype, dim);
-  if (kernel == Sm80Kernel::forward || kernel == Sm80Kernel::dq || kernel == Sm80Kernel::dkdv) return configs;
-  configs = unsplit(configs);
-  if (kernel == Sm80Kernel::measure) return configs;
-  const bool short_elements = size_of(p.dtype) == 2;
-  if (kernel == Sm80Kernel::reads) {
-    if (short_elements && dim <= 128)
-      configs.insert(configs.begin(), Sm80Config{.block_q = 128, .block_kv = 64, .warps = 4, .row_tiles = 2, .stages = 2});
-    return configs;
-  }
-  for (Sm80Config& config : configs) config.stages = 1, config.blocks = 1;
-  // Nothing is loaded ahead: other blocks fill the wait.
-  if (short_elements && dim <= 64) configs.insert(configs.begin(), Sm80Config{.block_q = 64, .block_kv = 32, .warps = 4, .blocks = 4});
-  return configs;
-}
+std::vector<Sm80Config> sm80_candidates(const problem::Problem& p, Sm80Kernel kernel) { return configs_of(chosen_for(p, kernel)); }
 
 const char* sm80_family(Sm80Kernel kernel) {
   return kernel == Sm80Kernel::forward ? "sm80.forward"
@@ -230,8 +303,8 @@ std::optional<std::string> sm80_illegal(const problem::Problem& p, Sm80Kernel ke
   for (const int size : {config.block_q, config.block_kv})
     if (size < 16 || size > 128 || size % 16 != 0) return "block_q and block_kv are multiples of 16 to 128";
   if (config.warps < 1 || config.warps > 8 || config.row_tiles < 1 || config.row_tiles > 2 || config.stages < 1 || config.stages > 2 ||
-      config.column_split < 1 || config.column_split > 4 || config.blocks < 1 || config.blocks > 4)
-    return "warps 1 to 8, row_tiles 1 or 2, stages 1 or 2, column_split and blocks 1 to 4 are there";
+      config.column_split < 1 || config.column_split > 4 || config.ctas < 1 || config.ctas > 4)
+    return "warps 1 to 8, row_tiles 1 or 2, stages 1 or 2, column_split and ctas 1 to 4 are there";
   const int owned = kernel == Sm80Kernel::dkdv ? config.block_kv : config.block_q;
   if (owned * config.column_split != 16 * config.row_tiles * config.warps) return "each warp owns its rows, or its columns of them";
   const std::size_t needed = config.shared_bytes(p, kernel);
@@ -242,38 +315,27 @@ std::optional<std::string> sm80_illegal(const problem::Problem& p, Sm80Kernel ke
 std::vector<Sm80Config> sm80_space(const problem::Problem& p, Sm80Kernel kernel, std::size_t shared_bytes) {
   std::vector<Sm80Config> space;
   const auto add = [&](const Sm80Config& config) {
-    const auto same = [&](const Sm80Config& other) { return text_of(other) == text_of(config); };
-    if (!sm80_illegal(p, kernel, config, shared_bytes) && std::none_of(space.begin(), space.end(), same)) space.push_back(config);
+    if (!sm80_illegal(p, kernel, config, shared_bytes)) add_new(config, space);
   };
   const std::vector<Sm80Config> candidates = sm80_candidates(p, kernel);
   for (const Sm80Config& config : candidates) add(config);
-  for (const Sm80Row& row : table_of(kernel)) {
-    if (row.bits != static_cast<int>(8 * size_of(p.dtype))) continue;
-    for (Sm80Config config : row.configs) {
+  Sm80Facts facts = facts_of(p);
+  for (facts.dim = 16; facts.dim <= sm80_max_head_dim; facts.dim += 16) {
+    for (Sm80Config config : configs_of(chosen_for(facts, kernel))) {
       if (config.column_split != candidates.front().column_split) continue;
       for (config.stages = 1; config.stages <= 2; ++config.stages)
-        for (config.blocks = 1; config.blocks <= 2; ++config.blocks) add(config);
+        for (config.ctas = 1; config.ctas <= 2; ++config.ctas) add(config);
     }
   }
   return space;
 }
 
-std::optional<Sm80Config> sm80_config(const problem::Problem& p, Sm80Kernel kernel, const Sm80Device& device) {
-  std::string note;
-  const std::string family = sm80_family(kernel);
-  if (const auto tuned = family.empty() ? std::nullopt : tuned_config(p, device.name, family)) {
-    auto config = parse_config<Sm80Config>(tuned->config, tuned->source);
-    const auto reason = sm80_illegal(p, kernel, config, device.shared_bytes);
-    note = base::join(reason ? ", not as tuned (" : ", tuned (", tuned->source, ")", reason ? ": " + *reason : "");
-    config.note = note;
-    if (!reason) return config;
-  }
-  for (Sm80Config& config : sm80_candidates(p, kernel)) {
-    if (config.shared_bytes(p, kernel) > device.shared_bytes) continue;
-    config.note = note;
-    return config;
-  }
-  return std::nullopt;
+std::optional<Chosen<Sm80Config>> sm80_choice(const problem::Problem& p, Sm80Kernel kernel, const Sm80Device& device) {
+  std::vector<Chosen<Sm80Config>> chosen = chosen_for(p, kernel);
+  std::erase_if(chosen, [&](const auto& one) { return one.config.shared_bytes(p, kernel) > device.shared_bytes; });
+  const auto illegal = [&](const Sm80Config& config) { return sm80_illegal(p, kernel, config, device.shared_bytes); };
+  return choice(
+      p, device.name, sm80_family(kernel), std::move(chosen), [](const Sm80Config& config) { return std::optional(config); }, illegal);
 }
 
 }  // namespace foveal::cuda

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/jit/source.h"
+#include "cuda/tune/chosen.h"
 #include "problem/problem.h"
 
 namespace foveal::cuda {
@@ -21,13 +22,12 @@ struct Sm80Config {
   int row_tiles = 1;     ///< m16 tiles of rows per warp
   int stages = 1;        ///< of the tiles along the walk
   int column_split = 1;  ///< warps that share rows and split the columns of what is summed
-  int blocks = 1;        ///< at least this many blocks on a multiprocessor
-  std::string note{};    ///< who chose it, if not the table
+  int ctas = 1;          ///< at least this many CTAs on a multiprocessor
 
   template <class Self, class Fn>
   static void fields(Self& self, Fn fn) {
     fn("block_q", self.block_q), fn("block_kv", self.block_kv), fn("warps", self.warps), fn("row_tiles", self.row_tiles);
-    fn("stages", self.stages), fn("column_split", self.column_split), fn("blocks", self.blocks);
+    fn("stages", self.stages), fn("column_split", self.column_split), fn("ctas", self.ctas);
   }
   std::string text() const;  ///< "64x64 warps 4 stages 2"
   int threads() const { return warps * 32; }
@@ -37,7 +37,7 @@ struct Sm80Config {
 
 /// What a choice depends on, apart from the problem.
 struct Sm80Device {
-  std::size_t shared_bytes;  ///< of a block, at most
+  std::size_t shared_bytes;  ///< of a CTA, at most
   std::string name{};        ///< for tuned configurations; "" for none
   Sm80Device(std::size_t bytes) : shared_bytes(bytes) {}
   Sm80Device(std::size_t bytes, std::string named) : shared_bytes(bytes), name(std::move(named)) {}
@@ -49,8 +49,8 @@ const char* sm80_family(Sm80Kernel kernel);
 /// The table's for elements and head dims like these, best first.
 std::vector<Sm80Config> sm80_candidates(const problem::Problem& problem, Sm80Kernel kernel);
 
-/// The device's tuned configuration, or the first candidate that fits into a block's shared memory.
-std::optional<Sm80Config> sm80_config(const problem::Problem& problem, Sm80Kernel kernel, const Sm80Device& device);
+/// The device's tuned configuration, or the first candidate that fits the shared memory of a CTA; and why.
+std::optional<Chosen<Sm80Config>> sm80_choice(const problem::Problem& problem, Sm80Kernel kernel, const Sm80Device& device);
 
 /// Why a kernel cannot run a problem so, or nothing.
 std::optional<std::string> sm80_illegal(const problem::Problem& problem, Sm80Kernel kernel, const Sm80Config& config,

@@ -11,6 +11,7 @@
 #include "cuda/score/read_facts.h"
 #include "cuda/score/row_reads.h"
 #include "cuda/score/score_facts.h"
+#include "cuda/tune/chosen.h"
 #include "mask/band.h"
 #include "problem/problem.h"
 
@@ -28,13 +29,6 @@ struct Sm90Mask {
   mask::Band band{};
 };
 Sm90Mask sm90_mask(const problem::Problem& problem);
-
-/// A configuration and why it was chosen: the row of a table, or a measurement of this device.
-template <class Config>
-struct Chosen {
-  Config config;
-  std::string why;
-};
 
 struct Sm90ForwardConfig {
   int block_kv = 128;

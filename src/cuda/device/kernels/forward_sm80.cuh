@@ -156,7 +156,7 @@ FOVEAL_DEVICE void finish_softmax(const AttentionArgs& args, const Sequence& seq
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerMultiprocessor)
     forward_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
   using namespace foveal::device;
   extern __shared__ uint4 shared[];

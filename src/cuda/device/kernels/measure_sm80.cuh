@@ -34,7 +34,7 @@ FOVEAL_DEVICE void measure_tile(const AttentionArgs& args, Position at, int q_lo
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerMultiprocessor)
     measure_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
   using namespace foveal::device;
   extern __shared__ uint4 shared[];

@@ -68,7 +68,7 @@ FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerMultiprocessor)
     pairs_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
   using namespace foveal::device;
   extern __shared__ uint4 shared[];
