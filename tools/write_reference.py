@@ -92,7 +92,7 @@ def main():
     folder.mkdir(exist_ok=True)
     (folder / "python.md").write_text(python())
     cpp = ["# C++ reference", "", "The public headers; each declaration has its documentation beside it. `<foveal/foveal.h>` includes them all.", ""]
-    for path in ("attention.h", "score.h", "masks.h", "tensor.h", "error.h"):
+    for path in ("attention.h", "part.h", "score.h", "masks.h", "tensor.h", "error.h"):
         cpp += header(path, "cpp")
     (folder / "cpp.md").write_text("\n".join(cpp))
     c = ["# C reference", "", "The header is the reference; [From C and C++](../start/c-and-cpp.md) shows its use.", ""]

@@ -7,5 +7,6 @@
 #include "foveal/attention.h"
 #include "foveal/error.h"
 #include "foveal/masks.h"
+#include "foveal/part.h"
 #include "foveal/score.h"
 #include "foveal/tensor.h"

@@ -252,7 +252,7 @@ class DeviceBackward : DevicePass {
     if (launch.kept >= 0) {
       Part::Kept& kept = call.in.part->kept;
       kept = kept_part(number);
-      kept.lane = buffers_.lane() == Lane::side ? 1 : 0;
+      kept.stream = buffers_.lane() == Lane::side ? 1 : 0;
       kept.measures = !is_measured_with_rows(number), kept.multiplies = true;
       if (is_only(static_cast<std::size_t>(launch.kept))) kept.begins = kept.measures = kept.ends = true;
     }

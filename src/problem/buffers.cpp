@@ -185,7 +185,7 @@ void check_kept(const Problem& p, const Part::Kept& kept) {
       kept.number < Part::most_kept && kept.count <= Part::most_kept && ((!kept.multiplies && !kept.measures) || kept.number < kept.count),
       "part.kept: number ", kept.number, ", count ", kept.count, "; expected a number below the count, which is ", Part::most_kept,
       " at most");
-  FOVEAL_CHECK(kept.lane < 2, "part.kept: lane ", kept.lane, "; expected 0 or 1");
+  FOVEAL_CHECK(kept.stream < 2, "part.kept: stream ", kept.stream, "; expected 0 or 1");
 }
 
 void take_part(const Problem& problem, const Call& call, Buffers& buffers) {

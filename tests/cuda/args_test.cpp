@@ -47,7 +47,7 @@ FOVEAL_X(TaskOrder, tasks, rows, first_row_first, to_and_fro, sequences_inside, 
          last_section)
 FOVEAL_X(SplitRow, reference, sum)
 FOVEAL_X(KeptKeys, k, v, kv_offset, len_kv, first_row, end_row, unused)
-FOVEAL_X(KeptRows, keys, number, count, first_row, begins, measures, other_lane)
+FOVEAL_X(KeptRows, keys, number, count, first_row, begins, measures, other_stream)
 FOVEAL_X(Sm90Args, q, k, v, dout, pairs, attention, order, band_low, band_high, stat_rows, scale, far, dq_sum, dq_semaphore, splits,
          merge_warps, split_out, split_softmax, split_exponent, split_rows, pages, kept)
 FOVEAL_X(KeyRange, first, shift, word, arrived, slices)

@@ -53,7 +53,7 @@ struct KeptRows {
   int first_row;      ///< first row of this part
   int begins;         ///< this launch prepares the rows
   int measures;       ///< recompute far rows over this part's keys, and record the keys
-  int other_lane;     ///< offset from this part's statistics to those of concurrent parts, in units of 128 rows
+  int other_stream;   ///< offset from this part's statistics to those of concurrent parts, in units of 128 rows
 };
 
 struct Sm90Args {

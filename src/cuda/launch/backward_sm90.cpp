@@ -37,15 +37,15 @@ int dq_sum_columns(const problem::Problem& p, const Sm90BackwardConfig& config) 
 /// Offsets of the statistics of rows and their dq sums; rows_of_head is a multiple of stat_step.
 struct RowsLayout {
   std::size_t lse2 = 0, largest = 0, far = 0, delta = 0, dq_sum = 0, dq_semaphore = 0, keys = 0;
-  std::int64_t lane = 0;  ///< rows of statistics in a lane (Part::Kept): of lse2, largest and far there is one for each
+  std::int64_t stream_rows = 0;  ///< rows of statistics of a stream (Part::Kept): of lse2, largest and far there is one for each
   Workspace pieces;
 
   RowsLayout(const problem::Problem& p, const Sm90BackwardConfig& config, std::int64_t rows_of_head)
-      : lane(rows_of_head * p.heads_q * (p.varlen ? 1 : p.batch)) {
-    const auto rows = static_cast<std::size_t>(lane), of_lanes = (p.keeps_rows ? 2 : 1) * rows;
-    lse2 = pieces.reserve(of_lanes * sizeof(float));
-    largest = pieces.reserve(of_lanes * sizeof(float));
-    far = pieces.reserve(of_lanes / 8 * sizeof(unsigned short));
+      : stream_rows(rows_of_head * p.heads_q * (p.varlen ? 1 : p.batch)) {
+    const auto rows = static_cast<std::size_t>(stream_rows), of_streams = (p.keeps_rows ? 2 : 1) * rows;
+    lse2 = pieces.reserve(of_streams * sizeof(float));
+    largest = pieces.reserve(of_streams * sizeof(float));
+    far = pieces.reserve(of_streams / 8 * sizeof(unsigned short));
     delta = pieces.reserve(rows * sizeof(float));
     dq_sum = pieces.reserve(rows * static_cast<std::size_t>(dq_sum_columns(p, config)) * sizeof(float));
     if (p.attention.determinism == Determinism::reproducible)
@@ -212,7 +212,7 @@ class BackwardSm90 : public GpuExecutable {
     const RowsLayout at(problem_, config_, rows);
     void* memory = keeps ? kept.memory : Workspace::at<void>(workspace, rows_offset_);
     args.stat_rows = static_cast<int>(rows);
-    const std::int64_t first_stat = kept.lane * at.lane + first;
+    const std::int64_t first_stat = kept.stream * at.stream_rows + first;
     args.attention.lse2.data = Workspace::at<float>(memory, at.lse2) + first_stat;
     args.attention.largest.data = Workspace::at<float>(memory, at.largest) + first_stat;
     args.far = Workspace::at<unsigned short>(memory, at.far) + first_stat / 8;
@@ -226,7 +226,7 @@ class BackwardSm90 : public GpuExecutable {
                  .first_row = static_cast<int>(first),
                  .begins = kept.begins,
                  .measures = kept.measures,
-                 .other_lane = static_cast<int>((kept.lane == 0 ? at.lane : -at.lane) / stat_step)};
+                 .other_stream = static_cast<int>((kept.stream == 0 ? at.stream_rows : -at.stream_rows) / stat_step)};
   }
   std::int64_t task_heads() const { return problem_.group_size / config_.group_tasks; }
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }

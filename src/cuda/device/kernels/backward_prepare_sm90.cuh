@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     if (begins) static_cast<float*>(attention.delta.data)[stat] = delta;
     if (row % 8 == 0 && (begins || some_far)) args.far[stat / 8] = some_far;
     if (kKeepsRows && begins) {
-      const i64 there = stat + 128ll * args.kept.other_lane;
+      const i64 there = stat + 128ll * args.kept.other_stream;
       static_cast<float*>(attention.lse2.data)[there] = unmeasured;
       static_cast<float*>(attention.largest.data)[there] = 0;
       if (row % 8 == 0) args.far[there / 8] = 0;
