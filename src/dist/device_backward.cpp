@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "dist/device_param_sums.h"
 #include "dist/device_pass.h"
 
@@ -220,8 +221,8 @@ class DeviceBackward : DevicePass {
     std::int64_t tasks = 0, places = 0;
     for (std::size_t number = 0; number < launches.size(); ++number) {
       if (launches[number].step == 0) continue;
-      const std::int64_t of_one = (launches[number].segment.kv_rows + task_keys - 1) / task_keys * heads(true).size() * c_.batch();
-      tasks += of_one, places += (of_one + at_once - 1) / at_once * at_once;
+      const std::int64_t of_one = base::divide_up(launches[number].segment.kv_rows, task_keys) * heads(true).size() * c_.batch();
+      tasks += of_one, places += base::round_up(of_one, at_once);
       last = number;
     }
     return 8 * tasks > 7 * places ? last : launches.size();

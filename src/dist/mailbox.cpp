@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "base/hash.h"
 
 namespace foveal::dist {
@@ -64,7 +65,7 @@ std::string mailbox_host() {
 std::string Mailbox::new_name() { return "/foveal-" + base::to_hex({random_bits(), random_bits()}); }
 
 Mailbox::Mailbox(const std::string& name, int rank, int size, double time_limit) : rank_(rank), size_(size), time_limit_(time_limit) {
-  const auto up = [](std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; };
+  const auto up = [](std::size_t bytes) { return base::round_up(bytes, std::size_t{4096}); };
   const auto ranks = static_cast<std::size_t>(size);
   bytes_ = up(sizeof(Header)) + up(ranks * sizeof(Rank)) + up(ranks * ranks * sizeof(Lane));
   try {

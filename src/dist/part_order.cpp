@@ -4,6 +4,8 @@
 #include <array>
 #include <optional>
 
+#include "base/divide.h"
+
 namespace foveal::dist {
 namespace {
 
@@ -112,7 +114,7 @@ class WholeRows {
   /// Of a range of queries the first from which on own keys are enough, in units.
   std::int64_t first_of_own(const Transfer& queries, Range rows) const {
     const std::int64_t unit = workload_.sequences[static_cast<std::size_t>(queries.sequence)]->unit();
-    std::int64_t low = rows.begin / unit + 1, high = (rows.end + unit - 1) / unit;
+    std::int64_t low = rows.begin / unit + 1, high = base::divide_up(rows.end, unit);
     while (low < high) {
       const std::int64_t middle = (low + high) / 2;
       const std::optional<Range> keys = keys_of(queries.sequence, {middle * unit, rows.end});
@@ -233,7 +235,7 @@ void leave_multiprocessors(std::vector<PartLaunch>& launches, const Workload& wo
     const std::int64_t pairs = pairs_of(workload, launches[i].segment);
     const std::int64_t rows = launches[i].segment.q_rows;
     const std::int64_t wanted = pairs > 0 ? rows * (transfer_pairs - begun) / pairs : rows;
-    const std::int64_t first = (wanted + unit - 1) / unit * unit;
+    const std::int64_t first = base::round_up(wanted, unit);
     if (rows >= 4 * unit && first <= rows - unit) {
       PartLaunch rest = launches[i];
       launches[i].segment.q_rows = first;

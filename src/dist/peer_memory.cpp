@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "cuda/cuda_memory.h"
 
 namespace foveal::dist {
@@ -28,7 +29,7 @@ void* PeerMemory::allocate(std::size_t bytes) {
     Mailbox::Allocation& allocation = mine.allocations[slot];
     if (allocation.generation.load() % 2 == 1 || released_.count(slot) != 0) continue;
     constexpr std::size_t page = std::size_t{2} << 20;  // what another process can map
-    const std::size_t whole = (bytes + page - 1) / page * page;
+    const std::size_t whole = base::round_up(bytes, page);
     void* made = cuda::cuda_memory(device_).allocate(whole);
     const driver::Current current(device_);
     const driver::Result result =

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "base/dtype.h"
 
 namespace foveal::dist {
@@ -13,8 +14,6 @@ namespace {
 bool uses(const scoring::Program& program, scoring::Op op) {
   return std::any_of(program.code.begin(), program.code.end(), [op](const scoring::Instr& instr) { return instr.op == op; });
 }
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Most tile evaluations, and rows of tiles, of one mask: beyond that, tiles become larger.
 constexpr std::int64_t most_border_tiles = std::int64_t{1} << 20, few_rows = 512, most_rows = std::int64_t{1} << 17;
@@ -69,7 +68,7 @@ class Classifying {
 SequenceWork::SequenceWork(std::int64_t seqlen_q, std::int64_t seqlen_kv, std::int64_t unit, std::vector<mask::BlockMask> variants,
                            std::int64_t repeats)
     : unit_(unit), seqlen_q_(seqlen_q), seqlen_kv_(seqlen_kv), variants_(std::move(variants)), before_{0} {
-  const std::int64_t rows = divide_up(seqlen_q, unit);
+  const std::int64_t rows = base::divide_up(seqlen_q, unit);
   for (std::int64_t row = 0; row < rows; ++row) {
     std::int64_t work = 0;
     for (const mask::BlockMask& mask : variants_) {
@@ -86,7 +85,8 @@ SequenceWork::SequenceWork(std::int64_t seqlen_q, std::int64_t seqlen_kv, std::i
 }
 
 std::int64_t SequenceWork::work(Range q) const {
-  return before_[static_cast<std::size_t>(divide_up(q.end, unit_))] - before_[static_cast<std::size_t>(divide_up(q.begin, unit_))];
+  return before_[static_cast<std::size_t>(base::divide_up(q.end, unit_))] -
+         before_[static_cast<std::size_t>(base::divide_up(q.begin, unit_))];
 }
 
 std::vector<KeyRun> SequenceWork::keys(Range q) const {
@@ -95,7 +95,7 @@ std::vector<KeyRun> SequenceWork::keys(Range q) const {
     std::int64_t some, full;  ///< so many rows more, from here on
   };
   std::vector<Edge> edges;
-  const std::int64_t row_begin = q.begin / unit_, row_end = divide_up(q.end, unit_);
+  const std::int64_t row_begin = q.begin / unit_, row_end = base::divide_up(q.end, unit_);
   for (const mask::BlockMask& mask : variants_)
     for (auto i = mask.row_begin[static_cast<std::size_t>(row_begin)]; i < mask.row_begin[static_cast<std::size_t>(row_end)]; ++i) {
       const mask::Run& run = mask.runs[static_cast<std::size_t>(i)];

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/forward_sm80.h"
 #include "cuda/launch/param_gradients.h"
@@ -102,7 +103,7 @@ class BackwardSm80 : public GpuExecutable {
     args.delta = {Workspace::at<void>(workspace, delta_offset_), p.varlen ? 0 : p.heads_q * rows, rows, 1};
     gradients_.prepare(args, buffers, workspace, stream);
 
-    args.tiles_q = tiles(p.seqlen_q, delta_rows);
+    args.tiles_q = static_cast<int>(base::divide_up(p.seqlen_q, delta_rows));
     delta_.launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch), .threads = delta_warps * 32}, args, stream);
     measure_.run(p, args, stream);
     if (keys_) keys_->place(args, workspace, stream);

@@ -5,7 +5,8 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "base/recent.h"
+#include "base/divide.h"
+#include "base/lru_cache.h"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
@@ -180,7 +181,7 @@ class ForwardSm90 : public GpuExecutable {
     args.order = schedule_.order;
     if (uses_tables()) {
       args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.queries() - 1) / config_.queries());
-      args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.block_kv - 1) / config_.block_kv);
+      args.attention.tiles_kv = static_cast<int>(base::divide_up(p.seqlen_kv, config_.block_kv));
       args.attention.runs = tables_.runs(workspace);
       tables_.make(args.attention, workspace, stream);
     }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "cuda/device/pages_args.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/wrapped_pass.h"
@@ -18,8 +19,8 @@ constexpr std::int64_t pieces_of_a_thread = 8, most_blocks = 65535;
 
 DType wide_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
-unsigned blocks(std::int64_t work, std::int64_t per_block) {
-  return static_cast<unsigned>(std::clamp<std::int64_t>((work + per_block - 1) / per_block, 1, most_blocks));
+unsigned ctas(std::int64_t work, std::int64_t per_cta) {
+  return static_cast<unsigned>(std::clamp<std::int64_t>(base::divide_up(work, per_cta), 1, most_ctas));
 }
 
 /// 16 bytes at once where rows allow; the gathered ones begin at multiples of 256.
@@ -139,8 +140,8 @@ problem::Problem gathered(const problem::Problem& paged) {
 
 std::optional<std::string> refuses_gathering(const problem::Problem& p) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 2;
-  const std::int64_t rows = (p.seqlen_kv + rows_multiple - 1) / rows_multiple * rows_multiple;
-  if (p.batch > most_blocks) return base::join("batch ", p.batch, " with keys on pages exceeds ", most_blocks);
+  const std::int64_t rows = base::round_up(p.seqlen_kv, rows_multiple);
+  if (p.batch > most_ctas) return base::join("batch ", p.batch, " with keys on pages exceeds ", most_ctas);
   if (rows > 0 && p.batch > most / rows)
     return base::join("batch ", p.batch, " times ", rows, " keys that a row of block_table holds exceeds ", most);
   if (p.pages() > most || p.page_size() * p.heads_kv * std::max(p.head_dim, p.head_dim_v) > most) return "too many pages for 32 bits";

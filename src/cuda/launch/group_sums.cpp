@@ -1,22 +1,17 @@
 #include "cuda/launch/group_sums.h"
 
+#include "base/divide.h"
 #include "cuda/device/group_sums_args.cuh"
 #include "cuda/device/layout/sm90.cuh"
 #include "cuda/jit/driver.h"
 #include "cuda/launch/attention_args.h"
 
 namespace foveal::cuda {
-namespace {
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
-
 GroupSums::GroupSums(const problem::Problem& p, const Sm90BackwardConfig& config, Workspace& workspace)
     : packed_(p.varlen), batch_(p.batch), heads_(p.heads_kv), longest_(p.seqlen_kv) {
   if (config.group_tasks == 1) return;
   const std::int64_t task_keys = config.task_keys();  // tasks write beyond the end of a sequence
-  const std::int64_t keys = divide_up(packed_ ? p.total_kv : p.seqlen_kv, task_keys) * task_keys + (packed_ ? task_keys * p.batch : 0);
+  const std::int64_t keys = base::round_up(packed_ ? p.total_kv : p.seqlen_kv, task_keys) + (packed_ ? task_keys * p.batch : 0);
   const auto add = [&](bool present, auto gradient, std::int64_t dim) {
     if (!present) return;
     jit::Constants constants = attention_constants(p);
@@ -56,7 +51,7 @@ void GroupSums::begin(device::AttentionArgs& args, void* workspace, Stream strea
 
 void GroupSums::finish(const device::AttentionArgs& args, void* workspace, Stream stream) const {
   for (const Sum& sum : sums_)
-    sum.kernel.launch({.grid_x = static_cast<unsigned>(divide_up(longest_, device::GroupSumShape::rows)),
+    sum.kernel.launch({.grid_x = static_cast<unsigned>(base::divide_up(longest_, device::GroupSumShape::rows)),
                        .grid_y = static_cast<unsigned>(heads_),
                        .grid_z = static_cast<unsigned>(batch_),
                        .threads = 128},

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "cuda/device/narrow_args.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/wrapped_pass.h"
@@ -41,7 +42,7 @@ problem::TensorSpec as_bytes(const problem::TensorSpec& tensor) {
   for (auto d = static_cast<std::size_t>(tensor.rank); d-- > 0;) {
     bytes.strides[d] = stride;
     stride *= tensor.sizes[d];
-    if (d + 1 == static_cast<std::size_t>(tensor.rank)) stride = (stride + row_multiple - 1) / row_multiple * row_multiple;
+    if (d + 1 == static_cast<std::size_t>(tensor.rank)) stride = base::round_up(stride, row_multiple);
   }
   return bytes;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "cuda/device/param_gradient_args.cuh"
 #include "cuda/launch/attention_args.h"
 
@@ -108,7 +109,7 @@ void ParamGradients::convert(const Gradient& gradient, const unsigned long long*
     args.size[d] = view.sizes[static_cast<std::size_t>(d)];
     args.stride[d] = view.strides[static_cast<std::size_t>(d)];
   }
-  gradient.convert.launch({.grid_x = static_cast<unsigned>((gradient.elements + 255) / 256), .threads = 256}, args, stream);
+  gradient.convert.launch({.grid_x = static_cast<unsigned>(base::divide_up(gradient.elements, 256)), .threads = 256}, args, stream);
 }
 
 }  // namespace foveal::cuda

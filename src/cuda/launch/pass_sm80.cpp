@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "cuda/launch/backward_sm80.h"
 #include "cuda/score/score_emit.h"
 
@@ -49,7 +50,7 @@ MeasureSm80::MeasureSm80(const problem::Problem& p, std::size_t limit)
       source_(backward_sm80_source(p, Sm80Kernel::measure, config_)) {}
 
 void MeasureSm80::run(const problem::Problem& p, device::AttentionArgs args, Stream stream) const {
-  args.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q - 1) / config_.block_q);
+  args.tiles_q = static_cast<int>(base::divide_up(p.seqlen_q, config_.block_q));
   args.runs = {};  // every tile
   kernel_.launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch),
                   .threads = static_cast<unsigned>(config_.threads()),

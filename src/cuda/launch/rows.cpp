@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "cuda/launch/attention_args.h"
 
 namespace foveal::cuda {
@@ -53,8 +54,8 @@ jit::Constants sink_gradient_constants(DType element, DType sink) {
 }
 
 jit::LaunchShape shape_of(std::int64_t work, std::int64_t batch) {
-  const std::int64_t blocks = std::clamp<std::int64_t>((work + threads - 1) / threads, 1, most_blocks);
-  return {.grid_x = static_cast<unsigned>(blocks), .grid_y = static_cast<unsigned>(batch), .threads = threads};
+  const std::int64_t ctas = std::clamp<std::int64_t>(base::divide_up(work, threads), 1, most_ctas);
+  return {.grid_x = static_cast<unsigned>(ctas), .grid_y = static_cast<unsigned>(batch), .threads = threads};
 }
 
 /// Launches are over batches of at most this many, and of rows that 32 bits count.

@@ -1,5 +1,6 @@
 #include "cuda/launch/tile_tables.h"
 
+#include "base/divide.h"
 #include "cuda/device/tile_classes.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/score/score_emit.h"
@@ -29,7 +30,7 @@ MaskFacts facts_of(const scoring::Program& mask) {
 
 TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, bool transposed, Workspace& workspace)
     : transposed_(transposed) {
-  const auto tiles = [](std::int64_t length, int block) { return (length + block - 1) / block; };
+  const auto tiles = [](std::int64_t length, int block) { return base::divide_up(length, block); };
   const std::int64_t tiles_q = tiles(p.seqlen_q, block_q), tiles_kv = tiles(p.seqlen_kv, block_kv);
   rows_ = transposed ? tiles_kv : tiles_q;
   capacity_ = transposed ? tiles_q : tiles_kv;
@@ -155,7 +156,7 @@ void TileTables::make(const device::AttentionArgs& args, void* workspace, Stream
                                  static_cast<int>(rows),
                                  static_cast<int>(capacity_)};
   classify_.launch({.grid_x = static_cast<unsigned>(rows * capacity_), .threads = 256}, all, stream);
-  list_runs_.launch({.grid_x = static_cast<unsigned>((rows + 3) / 4), .threads = 128}, all, stream);
+  list_runs_.launch({.grid_x = static_cast<unsigned>(base::divide_up(rows, 4)), .threads = 128}, all, stream);
 }
 
 }  // namespace foveal::cuda

@@ -2,6 +2,8 @@
 // Pieces of the caller's workspace, each aligned to 256 bytes: reserved while planning, found again while running.
 #include <cstddef>
 
+#include "base/divide.h"
+
 namespace foveal::cuda {
 
 class Workspace {
@@ -9,7 +11,7 @@ class Workspace {
   /// The offset of a new piece.
   std::size_t reserve(std::size_t bytes) {
     const std::size_t offset = bytes_;
-    bytes_ += (bytes + 255) / 256 * 256;
+    bytes_ += base::round_up(bytes, std::size_t{256});
     return offset;
   }
   std::size_t bytes() const { return bytes_; }

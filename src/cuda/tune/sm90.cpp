@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/divide.h"
 #include "cuda/score/score_writer.h"
 #include "cuda/tune/read_plan.h"
 
@@ -246,8 +247,8 @@ std::size_t Sm90RowsConfig::shared_bytes(const problem::Problem& p) const {
   }
   const device::RowsLayout layout({.block_q = block_q(),
                                    .block_kv = block_kv,
-                                   .head_dim = static_cast<int>((p.head_dim + 15) / 16 * 16),
-                                   .head_dim_v = static_cast<int>((p.head_dim_v + 15) / 16 * 16),
+                                   .head_dim = static_cast<int>(base::round_up(p.head_dim, 16)),
+                                   .head_dim_v = static_cast<int>(base::round_up(p.head_dim_v, 16)),
                                    .stages = stages,
                                    .bin_words = words,
                                    .transposed = transposed});

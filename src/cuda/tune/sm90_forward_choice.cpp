@@ -1,6 +1,7 @@
 // Which configuration a Hopper forward kernel runs in: facts of the problem, rows that were measured, and what is legal.
 #include <initializer_list>
 
+#include "base/divide.h"
 #include "cuda/tune/choice.h"
 
 namespace foveal::cuda {
@@ -288,7 +289,7 @@ std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90For
   if (config.take_turns && config.consumers == 1) return "one warpgroup has nobody to take turns with";
   if (config.pair_stages > 0 && (f.pair_tiles.empty() || config.is_decode())) return "no read comes as tiles";
   // Accumulators of the output, scores, probabilities, and what else a thread has.
-  const std::int64_t registers = (p.head_dim_v + 15) / 16 * 8 + config.block_kv / 2 + config.block_kv / 4 + 24;
+  const std::int64_t registers = base::round_up(p.head_dim_v, 16) / 2 + config.block_kv / 2 + config.block_kv / 4 + 24;
   const int most = config.consumer_registers();
   if (registers > most) return base::join(registers, " registers a thread exceed ", most);
   if (!fits(p, config)) return base::join(config.shared_bytes(p), " bytes of shared memory exceed ", sm90_shared_limit);

@@ -8,11 +8,10 @@
 #include <queue>
 
 #include "base/check.h"
+#include "base/divide.h"
 
 namespace foveal::cuda {
 namespace {
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Heads whose tasks are interleaved.
 struct Sections {
@@ -75,7 +74,7 @@ std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t row
     const std::int64_t end = std::min(begin + rows_block, rows_length);
     const std::int64_t low = transposed ? -mask.band.high : mask.band.low, high = transposed ? -mask.band.low : mask.band.high;
     const std::int64_t first = std::max<std::int64_t>(0, begin + low), last = std::min(length, end + high);
-    tiles.push_back({first / block, last > first ? divide_up(last, block) : first / block});
+    tiles.push_back({first / block, last > first ? base::divide_up(last, block) : first / block});
   }
   return tiles;
 }
@@ -156,7 +155,7 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, c
     if (const Sm90Schedule rounds = sm90_schedule(t, others, teams); rounds.time <= (1 + costs.one_each_price) * mean) return rounds;
   }
   if (even)  // one head after the other: its keys and values stay in L2
-    return schedule(sections_of(least), static_cast<double>(divide_up(tasks, grid)) * t.row_cost.front());
+    return schedule(sections_of(least), static_cast<double>(base::divide_up(tasks, grid)) * t.row_cost.front());
 
   const auto heads_within = [&](double share) {
     return std::max<std::int64_t>(
@@ -189,7 +188,7 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, c
   }
 
   const std::int64_t fitting = heads_within(0.6);
-  const auto heads_of_rounds = [&](std::int64_t rounds) { return divide_up(rounds * grid, rows); };
+  const auto heads_of_rounds = [&](std::int64_t rounds) { return base::divide_up(rounds * grid, rows); };
   double best_time = 0;
   std::int64_t best = least;
   for (std::int64_t section : {fitting, heads_of_rounds(1), heads_of_rounds(2), heads_of_rounds(3), heads_of_rounds(4), heads_of_rounds(6),
@@ -237,8 +236,8 @@ device::Divisor sm90_kv_splits(const problem::Problem& p, const Sm90ForwardConfi
   constexpr double alone = 0.45, ends = 1, merging = 2.5;
   const auto time = [&](std::int64_t splits) {
     const double busy = std::min(1.0, static_cast<double>(tasks * splits) / multiprocessors);
-    const double task = std::max(alone, busy) * static_cast<double>(divide_up(tiles, splits)) + ends;
-    return static_cast<double>(divide_up(tasks * splits, multiprocessors)) * task + (splits > 1 ? merging : 0);
+    const double task = std::max(alone, busy) * static_cast<double>(base::divide_up(tiles, splits)) + ends;
+    return static_cast<double>(base::divide_up(tasks * splits, multiprocessors)) * task + (splits > 1 ? merging : 0);
   };
   int best = 1;
   constexpr int most = 128;
