@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "array.h"
-#include "base/recent.h"
+#include "base/lru_cache.h"
 #include "call.h"
 #include "module.h"
 #include "xla_ffi.h"
@@ -31,7 +31,7 @@ struct Entry {
   bool on_stream = false;
 };
 
-using Table = base::Recent<Entry>;
+using Table = base::LruCache<Entry>;
 
 Table& table() {
   static auto& table = *new Table(1024);  // never destroyed: compiled programs may run until the process exits

@@ -109,8 +109,8 @@ std::int64_t Program::next_number() {
 }
 
 /// Planned calls of all programs. Used with the GIL held, since makers are Python objects.
-base::Recent<Program::Site>& Program::sites() {
-  static auto& sites = *new base::Recent<Site>(2048);  // never destroyed: it outlives the interpreter
+base::LruCache<Program::Site>& Program::sites() {
+  static auto& sites = *new base::LruCache<Site>(2048);  // never destroyed: it outlives the interpreter
   return sites;
 }
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/recent.h"
+#include "base/lru_cache.h"
 #include "call.h"
 
 namespace foveal::python {
@@ -56,7 +56,7 @@ class Program {
   struct Site;
 
   static std::int64_t next_number();
-  static base::Recent<Site>& sites();
+  static base::LruCache<Site>& sites();
   TensorView view(nanobind::handle array, const char* name, std::size_t slot) const;
   std::vector<TensorView> read(const Arguments& arguments) const;
   void add_results(const Arguments& arguments, std::vector<TensorView>& tensors) const;

@@ -9,8 +9,8 @@
 #include "api/backends.h"
 #include "base/check.h"
 #include "base/float_mode.h"
+#include "base/lru_cache.h"
 #include "base/of_thread.h"
-#include "base/recent.h"
 #include "plan/choose.h"
 #include "plan/signature.h"
 #include "plan/workspace_pool.h"
@@ -18,7 +18,7 @@
 namespace foveal {
 namespace {
 
-using PlanCache = base::Recent<planning::PlanState>;
+using PlanCache = base::LruCache<planning::PlanState>;
 
 /// Plans by problem and options, and by signature.
 PlanCache& plan_cache() {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/recent.h"
+#include "base/lru_cache.h"
 #include "cuda/jit/driver.h"
 #include "problem/roles.h"
 
@@ -55,7 +55,7 @@ TensorView view_of(Named at, const foveal_tensor* tensor) {
 // Declarations and expressions are cached by their text: equal texts share an expression, and what was compiled for it.
 
 static Param param_of(const char* declaration) {
-  static auto& cache = *new base::Recent<Param>(256);  // never destroyed: destructors of static objects may make calls
+  static auto& cache = *new base::LruCache<Param>(256);  // never destroyed: destructors of static objects may make calls
   return *cache.find_or_make(declaration, [&] { return parse_param(declaration); });
 }
 
@@ -64,7 +64,7 @@ static Expr expression_of(const char* text, const std::vector<Param>& params) {
     std::vector<Param> params;  // kept alive: the key holds their addresses
     Expr expression;
   };
-  static auto& cache = *new base::Recent<Parsed>(256);
+  static auto& cache = *new base::LruCache<Parsed>(256);
   std::string key = text;
   key += '\0';
   for (const Param& param : params) {

@@ -60,8 +60,8 @@ class CpuBackend final : public planning::Backend {
     const Target& target = *choose_target(problem, options, reason);
     if (problem.pass == Pass::backward && problem.paged) {  // many products for each key: the cost of gathering is negligible
       const DType gradients = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
-      return planning::make_gather_pages(problem, gradients, options,
-                                         prepare_on(target, planning::with_gathered_keys(problem, gradients), options));
+      return planning::with_gathered_pages(problem, gradients, options,
+                                           prepare_on(target, planning::gathered(problem, gradients), options));
     }
     return prepare_on(target, problem, options);
   }

@@ -81,7 +81,7 @@ struct Setup {
     return {k.next(sequence, key, keys, kv_head, dim), v.next(sequence, key, keys, kv_head, dim_v)};
   }
   void refuse_fault(const TileFrame& frame, const TapeData& data, const Real* dots) const {
-    if (const auto fault = tape.find_fault(frame, data, dots)) throw Error(ErrorCode::invalid_argument, tape.describe(*fault));
+    if (const auto fault = tape.find_outside(frame, data, dots)) throw Error(ErrorCode::invalid_argument, problem::describe(*fault));
   }
   TileDropout dropout(const DropoutRng& rng) const {
     const double p = problem.attention.dropout_p;

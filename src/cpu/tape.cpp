@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/divide.h"
 #include "base/dtype.h"
-#include "base/recent.h"
+#include "base/lru_cache.h"
 #include "cpu/integer_widths.h"
 #include "cpu/tape_compile.h"
 #include "problem/outside.h"
@@ -41,9 +41,10 @@ TapeLayout layout_of(const problem::ParamSpec& spec) {
 }
 
 /// Reads bound parameters one element at a time; records the first index out of range.
-class FaultReader : public scoring::ParamReader {
+class OutsideReader : public scoring::ParamReader {
  public:
-  FaultReader(const TapeData& data, const std::vector<TapeLayout>& layouts) : data_(data), layouts_(layouts) {}
+  OutsideReader(const TapeData& data, const std::vector<TapeLayout>& layouts, const scoring::ScoreProgram& score)
+      : data_(data), layouts_(layouts), score_(score) {}
 
   double read(std::int32_t param, const std::int64_t* index) const override {
     return base::load(data_.params[param].data, data_.params[param].dtype, offset(param, index));
@@ -52,15 +53,16 @@ class FaultReader : public scoring::ParamReader {
     return base::load_integer(data_.params[param].data, data_.params[param].dtype, offset(param, index));
   }
 
-  mutable std::optional<Tape::IndexFault> fault;
+  mutable std::optional<problem::Outside> outside;  ///< without its position
 
  private:
   std::int64_t offset(std::int32_t param, const std::int64_t* index) const {
     const TapeLayout& layout = layouts_[static_cast<std::size_t>(param)];
     std::int64_t offset = 0;
     for (std::size_t d = 0; d < layout.sizes.size(); ++d) {
-      if (!fault && (index[d] < 0 || index[d] >= layout.sizes[d]))
-        fault = Tape::IndexFault{param, static_cast<int>(d), index[d], 0, 0, 0, 0};
+      if (!outside && (index[d] < 0 || index[d] >= layout.sizes[d]))
+        outside = problem::Outside{
+            score_.params[static_cast<std::size_t>(param)].name, index[d], static_cast<std::int64_t>(d), layout.sizes[d] - 1, 0, 0, 0, 0};
       offset += std::clamp<std::int64_t>(index[d], 0, layout.sizes[d] - 1) * layout.strides[d];
     }
     return offset;
@@ -68,6 +70,7 @@ class FaultReader : public scoring::ParamReader {
 
   const TapeData& data_;
   const std::vector<TapeLayout>& layouts_;
+  const scoring::ScoreProgram& score_;
 };
 
 }  // namespace
@@ -105,7 +108,7 @@ struct Tape::Prepared {
       std::shared_ptr<const scoring::ScoreProgram> score;  // kept alive: the key holds its address
       Programs programs;
     };
-    static auto& latest = *new base::Recent<Compiled>(256);  // never destroyed: destructors of static objects may make calls
+    static auto& latest = *new base::LruCache<Compiled>(256);  // never destroyed: destructors of static objects may make calls
     std::string key;
     const auto add = [&key](const auto& value) { key.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
     add(reinterpret_cast<std::uintptr_t>(score.get())), add(scale), add(f64);
@@ -269,9 +272,9 @@ void Tape::lane_ranges(const TileFrame& frame, const TapeData& data, std::int32_
 }
 
 template <class Real>
-std::optional<Tape::IndexFault> Tape::find_fault(const TileFrame& frame, const TapeData& data, const Real* dots) const {
+std::optional<problem::Outside> Tape::find_outside(const TileFrame& frame, const TapeData& data, const Real* dots) const {
   const scoring::ScoreProgram& score = *prepared_->score;
-  const FaultReader reader(data, prepared_->layouts);
+  const OutsideReader reader(data, prepared_->layouts, score);
   std::vector<scoring::Scalar> values(std::max(score.mask.code.size(), score.forward.code.size()));
   for (int row = 0; row < frame.keys; ++row) {
     for (int lane = 0; lane < frame.lanes; ++lane) {
@@ -283,29 +286,22 @@ std::optional<Tape::IndexFault> Tape::find_fault(const TileFrame& frame, const T
       point.kv_idx = frame.kv_idx + row;
       point.seqlen_q = frame.seqlen_q;
       point.seqlen_kv = frame.seqlen_kv;
-      reader.fault.reset();
+      reader.outside.reset();
       if (has_mask_ && scoring::evaluate(score.mask, point, reader, values.data()) == 0) continue;
       if (has_score_) scoring::evaluate(score.forward, point, reader, values.data());
-      if (!reader.fault) continue;
-      IndexFault fault = *reader.fault;
-      fault.batch = frame.batch;
-      fault.head = frame.head[lane];
-      fault.q_idx = frame.q_idx[lane];
-      fault.kv_idx = frame.kv_idx + row;
-      return fault;
+      if (!reader.outside) continue;
+      problem::Outside outside = *reader.outside;
+      outside.batch = frame.batch;
+      outside.head = frame.head[lane];
+      outside.q_idx = frame.q_idx[lane];
+      outside.kv_idx = frame.kv_idx + row;
+      return outside;
     }
   }
   return std::nullopt;
 }
-template std::optional<Tape::IndexFault> Tape::find_fault(const TileFrame&, const TapeData&, const float*) const;
-template std::optional<Tape::IndexFault> Tape::find_fault(const TileFrame&, const TapeData&, const double*) const;
-
-std::string Tape::describe(const IndexFault& fault) const {
-  const auto param = static_cast<std::size_t>(fault.param);
-  const std::int64_t last = prepared_->layouts[param].sizes[static_cast<std::size_t>(fault.dimension)] - 1;
-  return problem::describe(prepared_->score->params[param].name,
-                           {fault.index, fault.dimension, last, fault.batch, fault.head, fault.q_idx, fault.kv_idx});
-}
+template std::optional<problem::Outside> Tape::find_outside(const TileFrame&, const TapeData&, const float*) const;
+template std::optional<problem::Outside> Tape::find_outside(const TileFrame&, const TapeData&, const double*) const;
 
 std::string Tape::text() const {
   std::string text;

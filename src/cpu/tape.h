@@ -17,6 +17,7 @@
 
 #include "cpu/tape_code.h"
 #include "foveal/attention.h"
+#include "problem/outside.h"
 #include "problem/problem.h"
 
 namespace foveal::cpu {
@@ -63,18 +64,10 @@ class Tape {
   /// For mask_is_ranges(): lane i attends to rows first[i] <= row < last[i] of this tile (clamped to 0..keys); frame.padded() of each.
   void lane_ranges(const TileFrame& frame, const TapeData& data, std::int32_t* first, std::int32_t* last, void* scratch) const;
 
-  /// An out-of-range read at an unmasked pair.
-  struct IndexFault {
-    int param, dimension;
-    std::int64_t index;
-    std::int32_t batch, head, q_idx, kv_idx;
-  };
-  /// Attention::checked: evaluates every unmasked pair of the valid lanes, in double, one by one. dots may be null where no index reads the
-  /// score.
+  /// Attention::checked: the first read out of range at an unmasked pair. Evaluates the pairs of the valid lanes in double, one by one.
+  /// dots may be null where no index reads the score.
   template <class Real>
-  std::optional<IndexFault> find_fault(const TileFrame& frame, const TapeData& data, const Real* dots) const;
-  /// The message of an Error for a fault.
-  std::string describe(const IndexFault& fault) const;
+  std::optional<problem::Outside> find_outside(const TileFrame& frame, const TapeData& data, const Real* dots) const;
 
   /// One line per instruction, for tests and explain().
   std::string text() const;

@@ -49,7 +49,7 @@ class GatherPages final : public Executable {
  public:
   GatherPages(const Problem& paged, DType gradients, const PlanOptions& options, std::unique_ptr<Executable> inner)
       : p_(paged),
-        gathered_(with_gathered_keys(paged, gradients)),
+        gathered_(gathered(paged, gradients)),
         executor_(options.executor ? *options.executor : base::default_executor(options.threads)),
         inner_(std::move(inner)) {}
 
@@ -179,7 +179,7 @@ Buffers& OwnBuffers::home() {
   return base::of_thread<Home>().buffers;
 }
 
-Problem with_gathered_keys(const Problem& paged, DType gradients, std::int64_t rows_multiple) {
+Problem gathered(const Problem& paged, DType gradients, std::int64_t rows_multiple) {
   Problem p = paged;
   p.paged = false, p.gathered = true;
   p.seqlen_kv = base::round_up(p.seqlen_kv, rows_multiple);
@@ -210,8 +210,8 @@ void describe_gathered(const Problem& gathered, std::int64_t page_size, Explanat
                                                        gathered_bytes(gathered) >> 20, " MiB of workspace"));
 }
 
-std::unique_ptr<Executable> make_gather_pages(const Problem& problem, DType gradients, const PlanOptions& options,
-                                              std::unique_ptr<Executable> inner) {
+std::unique_ptr<Executable> with_gathered_pages(const Problem& problem, DType gradients, const PlanOptions& options,
+                                                std::unique_ptr<Executable> inner) {
   return std::make_unique<GatherPages>(problem, gradients, options, std::move(inner));
 }
 

@@ -11,7 +11,7 @@ namespace foveal::planning {
 
 /// The problem with contiguous keys: k, v, dk, dv are [1, batch * seqlen_kv, heads_kv, dim], gradients in dtype `gradients`; seqlen_kv is
 /// rounded up to rows_multiple.
-problem::Problem with_gathered_keys(const problem::Problem& problem, DType gradients, std::int64_t rows_multiple = 1);
+problem::Problem gathered(const problem::Problem& problem, DType gradients, std::int64_t rows_multiple = 1);
 
 /// Bytes of the gathered tensors, each aligned to 256.
 std::size_t gathered_bytes(const problem::Problem& gathered);
@@ -34,8 +34,8 @@ class OwnBuffers {
   problem::Buffers buffers_;
 };
 
-/// Runs `inner`, which was made for with_gathered_keys(problem, gradients), on the paged problem.
-std::unique_ptr<Executable> make_gather_pages(const problem::Problem& problem, DType gradients, const PlanOptions& options,
-                                              std::unique_ptr<Executable> inner);
+/// Runs `inner`, which was made for gathered(problem, gradients), on the paged problem.
+std::unique_ptr<Executable> with_gathered_pages(const problem::Problem& problem, DType gradients, const PlanOptions& options,
+                                                std::unique_ptr<Executable> inner);
 
 }  // namespace foveal::planning

@@ -35,8 +35,8 @@ void ParamValues::refuse_outside(const Point& point) const {
   if (outside_param_ < 0 || !problem_.attention.checked) return;
   const Param& param = problem_.param(outside_param_).param;
   const auto dimension = static_cast<std::int64_t>(outside_dimension_);
-  base::fail(ErrorCode::invalid_argument, problem::describe(param.name(), {outside_index_, dimension, param.shape()[outside_dimension_] - 1,
-                                                                           point.batch, point.head, point.q_idx, point.kv_idx}));
+  base::fail(ErrorCode::invalid_argument, problem::describe({param.name(), outside_index_, dimension, param.shape()[outside_dimension_] - 1,
+                                                             point.batch, point.head, point.q_idx, point.kv_idx}));
 }
 
 std::int64_t PairScore::scalars(const problem::Problem& problem) {

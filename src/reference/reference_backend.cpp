@@ -399,8 +399,8 @@ class Reference : public planning::Executable {
 /// Paged keys are gathered first.
 std::unique_ptr<planning::Executable> make_reference(const Problem& problem, const PlanOptions& options, std::vector<bool> queries = {}) {
   if (!problem.paged) return std::make_unique<Reference>(problem, options, std::move(queries));
-  auto inner = std::make_unique<Reference>(planning::with_gathered_keys(problem, DType::f64), options, std::move(queries));
-  return planning::make_gather_pages(problem, DType::f64, options, std::move(inner));
+  auto inner = std::make_unique<Reference>(planning::gathered(problem, DType::f64), options, std::move(queries));
+  return planning::with_gathered_pages(problem, DType::f64, options, std::move(inner));
 }
 
 class ReferenceBackend : public planning::Backend {

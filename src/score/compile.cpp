@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "base/recent.h"
+#include "base/lru_cache.h"
 #include "score/derivative.h"
 #include "score/graph.h"
 #include "score/print.h"
@@ -166,7 +166,7 @@ std::string identity(const Request& request) {
 ScoreProgram compile(const Request& request) { return Compiler(request)(); }
 
 std::shared_ptr<const ScoreProgram> compile_once(const Request& request) {
-  static auto& latest = *new base::Recent<Compiled>(256);  // never destroyed: destructors of static objects may make calls
+  static auto& latest = *new base::LruCache<Compiled>(256);  // never destroyed: destructors of static objects may make calls
   const auto found = latest.find_or_make(identity(request), [&] { return Compiled{request, compile(request)}; });
   return {found, &found->program};
 }

@@ -22,8 +22,8 @@ std::string run_amx_model_pass(const Attention& attention, const Inputs& inputs,
   const PlanOptions options{.threads = threads};
   const bool gathers = problem.pass == Pass::backward && problem.paged;  // as cpu_backend.cpp does it
   std::unique_ptr<planning::Executable> executable =
-      make(gathers ? planning::with_gathered_keys(problem, DType::f32) : problem, amx_model_target, amx_model, options);
-  if (gathers) executable = planning::make_gather_pages(problem, DType::f32, options, std::move(executable));
+      make(gathers ? planning::gathered(problem, DType::f32) : problem, amx_model_target, amx_model, options);
+  if (gathers) executable = planning::with_gathered_pages(problem, DType::f32, options, std::move(executable));
   const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(256, (executable->workspace_bytes() + 255) / 256 * 256),
                                                          std::free);
   problem::Buffers buffers;

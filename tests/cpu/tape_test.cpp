@@ -205,7 +205,7 @@ void check_case(const std::string& text, const std::string& target) {
               << row << ' ' << lane;
     }
 
-    ASSERT_FALSE(tape.find_fault(frame, bound, dots.data).has_value());
+    ASSERT_FALSE(tape.find_outside(frame, bound, dots.data).has_value());
 
     // Backward.
     if (!tape.has_backward()) continue;
@@ -608,11 +608,11 @@ TEST(TapeFaults, NameTheParameterAndThePlace) {
   frame.keys = 18;
   frame.head = head.data();
   frame.q_idx = q_idx.data();
-  EXPECT_FALSE(tape.find_fault<float>(frame, bound, nullptr).has_value());  // 12 + 17 is the last element
+  EXPECT_FALSE(tape.find_outside<float>(frame, bound, nullptr).has_value());  // 12 + 17 is the last element
   frame.keys = 19;
-  const auto fault = tape.find_fault<float>(frame, bound, nullptr);
+  const auto fault = tape.find_outside<float>(frame, bound, nullptr);
   ASSERT_TRUE(fault.has_value());
-  EXPECT_EQ(tape.describe(*fault), "parameter b: index 30 in dimension 0 at batch 0, head 1, q_idx 18, kv_idx 18; expected 0 to 29");
+  EXPECT_EQ(problem::describe(*fault), "parameter b: index 30 in dimension 0 at batch 0, head 1, q_idx 18, kv_idx 18; expected 0 to 29");
 }
 
 TEST(ParamGradPlans, ShareWhatPartitionsDoNotShare) {

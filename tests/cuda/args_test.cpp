@@ -43,7 +43,7 @@ FOVEAL_X(PageUses, begin, count)
 FOVEAL_X(PagesArgs, pool, rows, table, lengths, batch, width, pages, page_size, seqlen_kv, heads, dim, unused, uses, of_page, used)
 FOVEAL_X(TensorMap, opaque)
 FOVEAL_X(Divisor, value, multiplier, shift)
-FOVEAL_X(TaskOrder, tasks, rows, first_row_first, to_and_fro, sequences_inside, inside, section_heads, last_heads, section_tasks,
+FOVEAL_X(TaskOrder, tasks, rows, first_row_first, serpentine, sequences_inside, inside, section_heads, last_heads, section_tasks,
          last_section)
 FOVEAL_X(SplitRow, reference, sum)
 FOVEAL_X(KeptKeys, k, v, kv_offset, len_kv, first_row, end_row, unused)

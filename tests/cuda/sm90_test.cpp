@@ -656,15 +656,15 @@ TEST(Sm90Schedule, CausalTasksEvenOut) {
                           .batch = 1,
                           .head_bytes = length * 1024};
     EXPECT_LT(tasks.row_cost.front(), tasks.row_cost.back());
-    for (const bool one_each : {false, true}) {
+    for (const bool one_task_per_cta : {false, true}) {
       const Sm90ScheduleCosts costs{
-          .spilling_cost = 0.06, .one_each_from = one_each ? 1 : Sm90ScheduleCosts::never, .share_of_l2 = 2.0 / 3};
+          .spilling_cost = 0.06, .one_task_per_cta_from = one_task_per_cta ? 1 : Sm90ScheduleCosts::never, .share_of_l2 = 2.0 / 3};
       const Sm90Schedule schedule = sm90_schedule(tasks, costs, h200);
-      EXPECT_EQ(schedule.dealing, one_each ? Sm90Dealing::one_each : Sm90Dealing::rounds);
+      EXPECT_EQ(schedule.dealing, one_task_per_cta ? Sm90Dealing::one_task_per_cta : Sm90Dealing::persistent);
       EXPECT_EQ(schedule.order.tasks, tasks.heads * static_cast<int>(tasks.row_cost.size()));
-      EXPECT_EQ(schedule.teams, one_each ? schedule.order.tasks : 132);
-      EXPECT_EQ(schedule.order.to_and_fro, !one_each);
-      if (one_each) {  // what stays in L2, whatever that leaves for a round
+      EXPECT_EQ(schedule.teams, one_task_per_cta ? schedule.order.tasks : 132);
+      EXPECT_EQ(schedule.order.serpentine, !one_task_per_cta);
+      if (one_task_per_cta) {  // what stays in L2, whatever that leaves for a round
         EXPECT_LE(schedule.order.section_heads.value * tasks.head_bytes, 40 << 20) << length;
         EXPECT_LT(schedule.time, 1.02 * total_of(tasks) / 132 + 0.5) << length;
       } else {
@@ -684,7 +684,7 @@ TEST(Sm90Schedule, TheLastSectionEvensOut) {
                             .head_bytes = length * 1024,
                             .first_row_first = true};
       const Sm90Schedule schedule = sm90_schedule(tasks, schedule_costs::backward, h200);
-      ASSERT_EQ(schedule.dealing, Sm90Dealing::one_each);
+      ASSERT_EQ(schedule.dealing, Sm90Dealing::one_task_per_cta);
       EXPECT_LT(schedule.time, 1.1 * total_of(tasks) / 132) << heads << " heads, " << length;  // 1.45 where each section has as many heads
       // As the kernels count: each task once, heads of a section together.
       const device::TaskOrder& order = schedule.order;
@@ -715,15 +715,15 @@ TEST(Sm90Schedule, TheLastSectionEvensOut) {
 TEST(Sm90Schedule, EvenAndShortTasksStayInRounds) {
   Sm90Tasks tasks{.row_cost = {30.0, 30.0}, .heads = 16, .batch = 2, .head_bytes = 1 << 20};
   const Sm90Schedule even = sm90_schedule(tasks, schedule_costs::backward, h200);
-  EXPECT_EQ(even.dealing, Sm90Dealing::rounds);
+  EXPECT_EQ(even.dealing, Sm90Dealing::persistent);
   EXPECT_EQ(even.order.section_heads.value, 1);  // one head after the other
-  EXPECT_EQ(even.order.to_and_fro, 1);
+  EXPECT_EQ(even.order.serpentine, 1);
   tasks.row_cost = {10.0, 20.0};
-  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward, h200).dealing, Sm90Dealing::rounds);
-  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward_wide, h200).dealing, Sm90Dealing::one_each);
+  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward, h200).dealing, Sm90Dealing::persistent);
+  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward_wide, h200).dealing, Sm90Dealing::one_task_per_cta);
   tasks.row_cost = {20.0, 30.0};
-  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward, h200).dealing, Sm90Dealing::one_each);
-  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward_in_rounds, h200).dealing, Sm90Dealing::rounds);
+  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward, h200).dealing, Sm90Dealing::one_task_per_cta);
+  EXPECT_EQ(sm90_schedule(tasks, schedule_costs::backward_persistent, h200).dealing, Sm90Dealing::persistent);
 }
 
 /// A CTA for each task costs what it gains where rounds leave little idle: what was measured at head dim 128.
@@ -736,33 +736,33 @@ TEST(Sm90Schedule, OneEachIsForRoundsThatLeaveMuchIdle) {
                           .head_bytes = seqlen * 512 * heads_kv / heads};
     return sm90_schedule(tasks, schedule_costs::forward_128, h200).dealing;
   };
-  EXPECT_EQ(dealing(16, 16, 16384), Sm90Dealing::one_each);
-  EXPECT_EQ(dealing(16, 16, 32768), Sm90Dealing::one_each);
-  EXPECT_EQ(dealing(32, 32, 16384), Sm90Dealing::rounds);
-  for (const std::int64_t seqlen : {16384, 32768, 65536}) EXPECT_EQ(dealing(32, 8, seqlen), Sm90Dealing::rounds);
+  EXPECT_EQ(dealing(16, 16, 16384), Sm90Dealing::one_task_per_cta);
+  EXPECT_EQ(dealing(16, 16, 32768), Sm90Dealing::one_task_per_cta);
+  EXPECT_EQ(dealing(32, 32, 16384), Sm90Dealing::persistent);
+  for (const std::int64_t seqlen : {16384, 32768, 65536}) EXPECT_EQ(dealing(32, 8, seqlen), Sm90Dealing::persistent);
 }
 
 TEST(Sm90Schedule, RowsThatWaitForEachOtherTakeTurns) {  // all CTAs run, whatever were quicker
   for (const double first : {3.0, 50.0}) {
     const Sm90Tasks tasks{.row_cost = {first, 3.0}, .heads = 16, .batch = 3, .head_bytes = 1 << 20, .first_row_first = true};
     const Sm90Schedule turns = sm90_schedule(tasks, schedule_costs::backward, h200, true);
-    EXPECT_EQ(turns.dealing, Sm90Dealing::turns);
+    EXPECT_EQ(turns.dealing, Sm90Dealing::persistent_in_order);
     EXPECT_LE(turns.teams, 132);
     EXPECT_GE(turns.order.section_heads.value, 33);
-    EXPECT_EQ(turns.order.to_and_fro, 0);
+    EXPECT_EQ(turns.order.serpentine, 0);
   }
 }
 
 TEST(Sm90Schedule, SaysWhoTakesWhichRowWhen) {
   for (const bool first_row_first : {false, true}) {
-    for (const double one_each_from : {1.0, Sm90ScheduleCosts::never}) {
+    for (const double one_task_per_cta_from : {1.0, Sm90ScheduleCosts::never}) {
       const std::int64_t splits = first_row_first ? 1 : 2, packed = first_row_first ? 1 : 4;
       Sm90Tasks tasks{.row_cost = {}, .heads = 6, .batch = 3, .head_bytes = 1 << 23, .first_row_first = first_row_first};
       for (const double cost : sm90_row_cost(causal_mask, 1000, 128, 1000, 128, first_row_first))
         tasks.row_cost.insert(tasks.row_cost.end(), static_cast<std::size_t>(splits), cost);
-      tasks.sequences_inside = one_each_from == 1.0;
+      tasks.sequences_inside = one_task_per_cta_from == 1.0;
       const Sm90Schedule schedule =
-          sm90_schedule(tasks, {.spilling_cost = 0.06, .one_each_from = one_each_from, .share_of_l2 = 0.5}, {10, 60 << 20});
+          sm90_schedule(tasks, {.spilling_cost = 0.06, .one_task_per_cta_from = one_task_per_cta_from, .share_of_l2 = 0.5}, {10, 60 << 20});
       const TileSchedule list = sm90_tile_schedule(schedule, 1000, 128, packed, splits);
       EXPECT_EQ(list.teams, 10);
       std::map<std::array<std::int64_t, 3>, std::int64_t> seen;  // of batch, head, begin
@@ -773,13 +773,13 @@ TEST(Sm90Schedule, SaysWhoTakesWhichRowWhen) {
         EXPECT_EQ(row.end, std::min<std::int64_t>(1000, row.begin + 128));
         EXPECT_EQ(row.heads, packed);
         ++seen[{row.batch, row.head, row.begin}];
-        EXPECT_EQ(row.team < 0, one_each_from == 1.0);
+        EXPECT_EQ(row.team < 0, one_task_per_cta_from == 1.0);
         if (row.team >= 0) ++of_team[static_cast<std::size_t>(row.team)];
       }
       EXPECT_EQ(seen.size(), 3u * 6u * 8u);
       for (const auto& [place, times] : seen) EXPECT_EQ(times, splits);
       EXPECT_EQ(list.rows.front().begin, first_row_first ? 0 : 7 * 128);  // the longest
-      if (one_each_from == 1.0) {
+      if (one_task_per_cta_from == 1.0) {
         EXPECT_NE(list.rows[0].batch, list.rows[1].batch);
       } else {
         EXPECT_NE(list.rows[0].head, list.rows[1].head);

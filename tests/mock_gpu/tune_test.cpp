@@ -58,7 +58,7 @@ TEST(Configurations, ReadBackWhatTheyPrint) {
     for (const Sm90ForwardConfig& config : cuda::sm90_forward_space(problem_of(line)))
       EXPECT_EQ(text_of(parse_config<Sm90ForwardConfig>(text_of(config), "test")), text_of(config));
   const std::string text =
-      "block_kv=160 consumers=2 stages=2 query_stages=2 take_turns=1 softmax_before_pv_wait=0 packed_heads=1 pair_stages=0";
+      "block_kv=160 consumers=2 stages=2 query_stages=2 ping_pong=1 intra_warpgroup_overlap=0 packed_heads=1 pair_stages=0";
   EXPECT_EQ(text_of(parse_config<Sm90ForwardConfig>(text, "test")), text);
   EXPECT_NE(message_of([] { parse_config<Sm90ForwardConfig>("block_kv=160 stages=2", "file:7"); }).find("file:7"), std::string::npos);
   EXPECT_NE(message_of([] { parse_config<Sm90ForwardConfig>("block_kv=x", "file:7"); }).find("block_kv=a number"), std::string::npos);
@@ -102,7 +102,7 @@ class TunedFile : public testing::Test {
 TEST_F(TunedFile, PlansTakeWhatItSays) {
   const std::string
       line = "forward bf16 b2 h4 q4096 d64",
-      config = "block_kv=112 consumers=3 stages=2 query_stages=2 take_turns=1 softmax_before_pv_wait=0 packed_heads=1 pair_stages=0";
+      config = "block_kv=112 consumers=3 stages=2 query_stages=2 ping_pong=1 intra_warpgroup_overlap=0 packed_heads=1 pair_stages=0";
   const std::string before = detail(line, "sm_90a", "tiles");
   EXPECT_EQ(before.find("192x112"), std::string::npos);
   write("# a comment\n" + tuned_line(problem_of(line), "sm_90a", "sm90.forward", config) + "\n");
@@ -120,7 +120,7 @@ TEST_F(TunedFile, ConfigurationsThatAreNotLegalAreNamedAndNotTaken) {
   const std::string line = "forward bf16 b2 h4 q4096 d128";
   const std::string before = detail(line, "sm_90a", "tiles");
   write(tuned_line(problem_of(line), "sm_90a", "sm90.forward",
-                   "block_kv=144 consumers=3 stages=2 query_stages=1 take_turns=1 softmax_before_pv_wait=0 packed_heads=1 pair_stages=0"));
+                   "block_kv=144 consumers=3 stages=2 query_stages=1 ping_pong=1 intra_warpgroup_overlap=0 packed_heads=1 pair_stages=0"));
   EXPECT_EQ(detail(line, "sm_90a", "tiles"), before);
   EXPECT_NE(detail(line, "sm_90a", "configuration").find("not as tuned (" + path_ + ":1)"), std::string::npos);
   const std::string portable = "forward f32 b2 h4 q400 d64";

@@ -20,7 +20,7 @@ struct TaskOrder {
   int tasks;              ///< of the whole grid
   int rows;               ///< tasks of one head
   int first_row_first;    ///< a section starts with row 0 instead of the last row
-  int to_and_fro;         ///< every other round is dealt in reverse (serpentine)
+  int serpentine;         ///< every other round is dealt in reverse (serpentine)
   int sequences_inside;   ///< order [head][sequence] instead of [sequence][head]
   Divisor inside;         ///< heads of a sequence, or sequences of a head
   Divisor section_heads;  ///< heads (of all sequences) whose tasks are interleaved

@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "base/check.h"
+#include "base/lru_cache.h"
 #include "base/parallel.h"
-#include "base/recent.h"
 #include "cuda/jit/disk_cache.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/sha256.h"
@@ -64,8 +64,8 @@ std::map<std::string, Future> underway;  // by what a source consists of
 Compilations counted;
 
 /// Images that were used last, by what their source consists of.
-base::Recent<Image>& images() {
-  static base::Recent<Image> recent(256);
+base::LruCache<Image>& images() {
+  static base::LruCache<Image> recent(256);
   return recent;
 }
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/check.h"
-#include "base/recent.h"
+#include "base/lru_cache.h"
 
 namespace foveal::cuda::jit {
 struct Kernel::Loaded {
@@ -16,7 +16,7 @@ struct Kernel::Loaded {
 };
 
 Kernel::Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_bytes) : image_(std::move(image)) {
-  static auto& recent = *new base::Recent<Loaded>(256);  // never destroyed: the driver may be gone when the process ends
+  static auto& recent = *new base::LruCache<Loaded>(256);  // never destroyed: the driver may be gone when the process ends
   driver::Current current(device);
   const driver::Api& api = driver::api();
   const std::string key = base::join(static_cast<const void*>(image_.get()), " ", device, " ", static_cast<const void*>(&api));

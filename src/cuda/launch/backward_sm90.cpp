@@ -151,7 +151,7 @@ class BackwardSm90 : public GpuExecutable {
     const jit::Facts& facts = kernel_.image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
     e.details.emplace_back("configuration", choice_.why);
-    e.details.emplace_back("tasks", schedule_.text());
+    e.details.emplace_back("tasks", schedule_.text(e.schedule.team));
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
     read_plan_.describe(e, problem_);
@@ -174,7 +174,7 @@ class BackwardSm90 : public GpuExecutable {
     const std::int64_t rows_per_cta = prepare_threads / (p.head_dim_v > 128 ? 32 : p.head_dim_v > 64 ? 16 : 8);
     const auto prepare_ctas = static_cast<unsigned>(base::round_up(p.seqlen_q, stat_step) / rows_per_cta);
     const auto prepare = [&] {
-      prepare_.launch({.grid_x = prepare_blocks, .grid_y = heads, .grid_z = sequences, .threads = prepare_threads}, args, stream);
+      prepare_.launch({.grid_x = prepare_ctas, .grid_y = heads, .grid_z = sequences, .threads = prepare_threads}, args, stream);
     };
     const auto convert = [&] {
       const auto convert_ctas = static_cast<unsigned>(base::divide_up(p.seqlen_q, config_.block_q) * 2 * config_.cluster_size());

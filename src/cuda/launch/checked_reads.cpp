@@ -49,8 +49,8 @@ class CheckedReads : public WrappedPass {
     const std::int64_t kv = args.wanted % p.seqlen_kv, row = args.wanted / p.seqlen_kv;
     const std::int64_t q = row % p.seqlen_q, head = row / p.seqlen_q % p.heads_q, batch = row / p.seqlen_q / p.heads_q;
     base::fail(ErrorCode::invalid_argument,
-               problem::describe(param.name(), {found.index, found.dimension, param.shape()[static_cast<std::size_t>(found.dimension)] - 1,
-                                                batch, head, p.attention.q_offset + q, p.attention.kv_offset + kv}));
+               problem::describe({param.name(), found.index, found.dimension, param.shape()[static_cast<std::size_t>(found.dimension)] - 1,
+                                  batch, head, p.attention.q_offset + q, p.attention.kv_offset + kv}));
   }
 
   void find(const device::OutsideArgs& args, Stream stream) const {

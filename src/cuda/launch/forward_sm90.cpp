@@ -85,7 +85,7 @@ std::shared_ptr<const Design> shared_design(const problem::Problem& p, const std
   thread_local std::pair<std::string, std::shared_ptr<const Design>> latest;  // while a problem is planned it is asked for again and again
   std::string key = key_for(p);
   if (latest.first == key) return latest.second;
-  static base::Recent<Design> designs(64);
+  static base::LruCache<Design> designs(64);
   const problem::Problem any = any_length(p);
   auto design = designs.find_or_make(key_for(any), [&] { return design_of(any, device); });
   if (!design->choice || design->tiles != sm90_mask(p).tiles) design = nullptr;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t rows_multiple = 128;  ///< no tile of keys of a backward kernel is larger: it holds rows of one sequence only
 constexpr unsigned threads = 256;
-constexpr std::int64_t pieces_of_a_thread = 8, most_blocks = 65535;
+constexpr std::int64_t pieces_of_a_thread = 8, most_ctas = 65535;
 
 DType wide_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
@@ -117,14 +117,14 @@ class GatherPages : public WrappedPass {
                  ", no multiple of 16 bytes as those that were planned for; plan with tensors like it");
     const std::int64_t pieces =
         std::int64_t{args.seqlen_kv} * args.heads * args.dim / (in_pieces(pool) ? 16 / static_cast<int>(size_of(pool.dtype)) : 1);
-    kernel.launch({.grid_x = blocks(pieces, threads * pieces_of_a_thread), .grid_y = static_cast<unsigned>(args.batch), .threads = threads},
+    kernel.launch({.grid_x = ctas(pieces, threads * pieces_of_a_thread), .grid_y = static_cast<unsigned>(args.batch), .threads = threads},
                   args, stream);
   }
 
   void sum(const device::PagesArgs& args, Stream stream) const {
     const std::int64_t elements = std::int64_t{args.page_size} * args.heads * args.dim;
     kernels_[3].launch(
-        {.grid_x = static_cast<unsigned>(args.pages), .grid_y = blocks(elements, threads * pieces_of_a_thread), .threads = threads}, args,
+        {.grid_x = static_cast<unsigned>(args.pages), .grid_y = ctas(elements, threads * pieces_of_a_thread), .threads = threads}, args,
         stream);
   }
 
@@ -134,9 +134,7 @@ class GatherPages : public WrappedPass {
 
 }  // namespace
 
-problem::Problem gathered(const problem::Problem& paged) {
-  return planning::with_gathered_keys(paged, wide_of(paged.dtype), rows_multiple);
-}
+problem::Problem gathered(const problem::Problem& paged) { return planning::gathered(paged, wide_of(paged.dtype), rows_multiple); }
 
 std::optional<std::string> refuses_gathering(const problem::Problem& p) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 2;

@@ -26,29 +26,6 @@ bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read)
 
 }  // namespace
 
-// Two warpgroups, although three would read less of q, k, v and dout for each pair: their registers spill, and take a fifth longer.
-Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
-  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const int stages = dim <= 128 ? 2 : 1;  // shared memory holds no more
-  Sm90PairsConfig loads{dim <= 64 ? 128 : 64, dim <= 64 ? 3 : stages, {}, 0};
-  std::vector<PairTile> tiles = find_pair_tiles(p);
-  if (tiles.empty()) return loads;
-  for (const int pair_stages : {4, 3, 2, 1})
-    if (Sm90PairsConfig config{loads.block_kv, stages, tiles, pair_stages}; config.shared_bytes(p) <= sm90_shared_limit) return config;
-  return loads;
-}
-
-unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
-  const device::PairsLayout layout({.block_q = block_q,
-                                    .block_kv = block_kv,
-                                    .head_dim = static_cast<int>(p.head_dim),
-                                    .head_dim_v = static_cast<int>(p.head_dim_v),
-                                    .stages = stages,
-                                    .tasks_ahead = tasks_ahead,
-                                    .pairs = sm90_pair_pipeline(tiles, pair_stages, block_q, 64)});
-  return static_cast<unsigned>(layout.bytes);
-}
-
 PairsSm90::PairsSm90(const problem::Problem& p, const PlannedRead& planned, const driver::DeviceFacts& facts, Workspace& workspace)
     : problem_(p), config_(sm90_pairs_config(p)) {
   const int block_q = config_.block_q, block_kv = config_.block_kv;

@@ -11,19 +11,6 @@
 
 namespace foveal::cuda {
 
-struct Sm90PairsConfig {
-  static constexpr int consumers = 2;  ///< warpgroups of 64 queries
-  static constexpr int block_q = 64 * consumers, threads = 128 * (1 + consumers);
-  static constexpr int tasks_ahead = 4;  ///< of those that are cleared up after
-  int block_kv;
-  int stages;                   ///< of everything that one batch and head give
-  std::vector<PairTile> tiles;  ///< reads that come as tiles
-  int pair_stages;              ///< of these, each 64 keys wide
-
-  unsigned shared_bytes(const problem::Problem& problem) const;
-};
-Sm90PairsConfig sm90_pairs_config(const problem::Problem& problem);
-
 class PairsSm90 {
  public:
   PairsSm90(const problem::Problem& problem, const PlannedRead& read, const driver::DeviceFacts& facts, Workspace& workspace);

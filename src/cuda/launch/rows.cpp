@@ -11,7 +11,7 @@ namespace foveal::cuda {
 namespace {
 
 constexpr unsigned threads = 256;
-constexpr std::int64_t most_blocks = 4096;
+constexpr std::int64_t most_ctas = 4096;
 
 const char* type_of(DType dtype) {
   if (dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return element_type(dtype);

@@ -98,7 +98,7 @@ std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
 
 std::string Sm90ForwardConfig::text() const {
   return base::join(block_q(), "x", block_kv, packed_heads > 1 ? base::join(" of ", packed_heads, " heads") : "", " stages ", stages,
-                    query_stages > 1 ? " queries ahead" : "", take_turns ? " in turns" : "",
+                    query_stages > 1 ? " queries ahead" : "", ping_pong ? " ping-pong" : "",
                     pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "", text_of(tables));
 }
 
@@ -110,11 +110,11 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
       .set("kPairStages", pair_stages)
       .set("kProducerRegisters", producer_registers())
       .set("kConsumerRegisters", consumer_registers())
-      .set("kTakeTurns", take_turns)
+      .set("kPingPong", ping_pong)
       .set("kDecode", is_decode())
       .set("kPackedHeads", packed_heads)
       .set("kSplit", split_kv)
-      .set("kOrdered", softmax_before_pv_wait);
+      .set("kIntraWarpgroupOverlap", intra_warpgroup_overlap);
 }
 
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
@@ -199,8 +199,8 @@ void Sm90BackwardConfig::set(jit::Constants& constants) const {
       .set("kStages", stages)
       .set("kPairStages", pair_stages)
       .set("kSplitsGroups", group_tasks > 1)
-      .set("kHelperRegisters", helper_registers)
-      .set("kConsumerRegisters", (3 * 168 - helper_registers) / 2);
+      .set("kProducerRegisters", producer_registers)
+      .set("kConsumerRegisters", (3 * 168 - producer_registers) / 2);
 }
 
 const char* sm90_backward_kernel(const problem::Problem& p) { return p.head_dim > 128 ? "backward_wide_sm90" : "backward_sm90"; }
@@ -253,6 +253,29 @@ std::size_t Sm90RowsConfig::shared_bytes(const problem::Problem& p) const {
                                    .bin_words = words,
                                    .transposed = transposed});
   return static_cast<std::size_t>(layout.bytes);
+}
+
+unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
+  const device::PairsLayout layout({.block_q = block_q,
+                                    .block_kv = block_kv,
+                                    .head_dim = static_cast<int>(p.head_dim),
+                                    .head_dim_v = static_cast<int>(p.head_dim_v),
+                                    .stages = stages,
+                                    .tasks_ahead = tasks_ahead,
+                                    .pairs = sm90_pair_pipeline(tiles, pair_stages, block_q, 64)});
+  return static_cast<unsigned>(layout.bytes);
+}
+
+// Two warpgroups, although three would read less of q, k, v and dout for each pair: their registers spill, and take a fifth longer.
+Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  const int stages = dim <= 128 ? 2 : 1;  // shared memory holds no more
+  Sm90PairsConfig loads{dim <= 64 ? 128 : 64, dim <= 64 ? 3 : stages, {}, 0};
+  std::vector<PairTile> tiles = find_pair_tiles(p);
+  if (tiles.empty()) return loads;
+  for (const int pair_stages : {4, 3, 2, 1})
+    if (Sm90PairsConfig config{loads.block_kv, stages, tiles, pair_stages}; config.shared_bytes(p) <= sm90_shared_limit) return config;
+  return loads;
 }
 
 std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& p, std::vector<RowRead> reads) {

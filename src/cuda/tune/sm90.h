@@ -35,8 +35,8 @@ struct Sm90ForwardConfig {
   int consumers = 2;  ///< warpgroups of 64 rows
   int stages = 2;     ///< of keys and values
   int query_stages = 2;
-  bool take_turns = true;                      ///< ping-pong: one warpgroup's softmax overlaps the products of another
-  bool softmax_before_pv_wait = false;         ///< softmax overlaps the P V product of the same warpgroup
+  bool ping_pong = true;                       ///< one warpgroup's softmax overlaps the products of another
+  bool intra_warpgroup_overlap = false;        ///< softmax overlaps the P V product of the same warpgroup
   int packed_heads = 1;                        ///< GQA packing: query heads that share a tile
   int pair_stages = 0;                         ///< of reads that TMA loads as tiles; 0: there are none
   bool split_kv = false;                       ///< several tasks share the keys of a row of tiles
@@ -53,7 +53,7 @@ struct Sm90ForwardConfig {
   template <class Self, class Fn>
   static void fields(Self& self, Fn fn) {
     fn("block_kv", self.block_kv), fn("consumers", self.consumers), fn("stages", self.stages), fn("query_stages", self.query_stages);
-    fn("take_turns", self.take_turns), fn("softmax_before_pv_wait", self.softmax_before_pv_wait);
+    fn("ping_pong", self.ping_pong), fn("intra_warpgroup_overlap", self.intra_warpgroup_overlap);
     fn("packed_heads", self.packed_heads), fn("pair_stages", self.pair_stages);
   }
 
@@ -74,7 +74,7 @@ struct Sm90BackwardConfig {
   int stages = 2;                    ///< of queries and gradients of the output
   int pair_stages = 0;               ///< of reads that TMA loads as tiles; 0: there are none
   int group_tasks = 0;               ///< among which the query heads of a kv head are split (sm90_group_tasks); 0: not picked yet
-  int helper_registers = 0;          ///< per thread of the producer warpgroup; the consumers share the rest
+  int producer_registers = 0;        ///< per thread of the producer warpgroup; the consumers share the rest
   bool collects = false;             ///< sums gradients of parameters, except those with a kernel of their own
   StagedReads staged{};              ///< trained reads whose terms the producer warpgroup sums
   LineValues lines{};                ///< evaluated there, too
@@ -99,7 +99,7 @@ struct Sm90BackwardConfig {
 
 /// Configuration of the pass that collects gradients of parameters after the backward kernel.
 struct Sm90CollectConfig {
-  static constexpr int block_q = 64, block_kv = 128, threads = 384, helper_registers = 72;
+  static constexpr int block_q = 64, block_kv = 128, threads = 384, producer_registers = 72;
   int stages;
   StagedReads staged;
   LineValues lines;
@@ -121,6 +121,19 @@ struct Sm90RowsConfig {
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };
 
+/// Configuration of the pass that writes the gradient of a parameter with an element for each pair.
+struct Sm90PairsConfig {
+  static constexpr int consumers = 2;  ///< warpgroups of 64 queries
+  static constexpr int block_q = 64 * consumers, threads = 128 * (1 + consumers);
+  static constexpr int tasks_ahead = 4;  ///< of those that are cleared up after
+  int block_kv;
+  int stages;                   ///< of everything that one batch and head give
+  std::vector<PairTile> tiles;  ///< reads that come as tiles
+  int pair_stages;              ///< of these, each 64 keys wide
+
+  unsigned shared_bytes(const problem::Problem& problem) const;
+};
+
 /// The pipeline of the tiles of these reads.
 device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns);
 /// How `room` bytes of shared memory are divided among scatters: all elements of one with some copies, a window of them, or none.
@@ -132,6 +145,8 @@ const char* sm90_backward_kernel(const problem::Problem& problem);
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& problem, const ReadPlan& plan);
 /// The kernel that sums reads of tables per query: as many as fit shared memory, the smallest first. Nothing where none fits.
 std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& problem, std::vector<RowRead> reads);
+/// The kernel that writes gradients with an element for each pair.
+Sm90PairsConfig sm90_pairs_config(const problem::Problem& problem);
 /// Reads of one element per pair that kernels may load as tiles. collects: not those needed after the probabilities, when the tiles' stage has been
 /// released.
 std::vector<PairTile> sm90_pair_tiles(const problem::Problem& problem, bool collects = false);

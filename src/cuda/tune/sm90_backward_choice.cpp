@@ -46,7 +46,7 @@ bool BackwardFacts::adds_tiles() const {
 }
 
 /// Registers per thread of the producer warpgroup. Above head dim 64 the consumers need all that can be spared; sums along diagonals need more.
-int helper_registers(const BackwardFacts& f, bool helpers) {
+int producer_registers(const BackwardFacts& f, bool helpers) {
   if (f.p.head_dim > 128) return 40;
   if (!helpers) return f.p.gathered ? 40 : 24;
   if (f.dim <= 64) return 72;
@@ -86,7 +86,7 @@ const std::vector<BackwardRow>& backward_rows() {
 std::optional<Sm90BackwardConfig> complete(const BackwardFacts& f, Sm90BackwardConfig config) {
   const problem::Problem& p = f.p;
   const bool loads_more = f.dim <= 64 && config.pair_stages > 0 && config.block_q == 64;  // the warp that loads is one of the helpers
-  config.helper_registers = helper_registers(f, f.helpers || loads_more);
+  config.producer_registers = producer_registers(f, f.helpers || loads_more);
   config.collects = f.collects;
   config.staged = f.staged;
   config.lines = f.lines;

@@ -36,7 +36,7 @@ Sm90Tasks tasks_of(const problem::Problem& p, const Sm90BackwardConfig& config) 
 }
 
 Sm90ScheduleCosts costs_of(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  if ((p.group_size > 1 && config.group_tasks == 1) || p.ragged_kv()) return schedule_costs::backward_in_rounds;
+  if ((p.group_size > 1 && config.group_tasks == 1) || p.ragged_kv()) return schedule_costs::backward_persistent;
   return config.cluster_size() > 1 ? schedule_costs::backward_wide : schedule_costs::backward;
 }
 

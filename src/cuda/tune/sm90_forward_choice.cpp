@@ -52,19 +52,19 @@ using F = ForwardFacts;
 const std::vector<ForwardRow>& decode_rows() {
   static const std::vector<ForwardRow> rows = {
       {.applies = [](const F& f) { return f.rows <= 64 && f.dim <= 80; },
-       .configs = {{.block_kv = 128, .consumers = 1, .stages = 4, .take_turns = false}},
+       .configs = {{.block_kv = 128, .consumers = 1, .stages = 4, .ping_pong = false}},
        .why = "one warpgroup holds all queries",
        .measured = notes},
       {.applies = [](const F& f) { return f.rows <= 64 && f.dim <= 128; },
-       .configs = {{.block_kv = 128, .consumers = 1, .stages = 4, .take_turns = false, .softmax_before_pv_wait = true}},
+       .configs = {{.block_kv = 128, .consumers = 1, .stages = 4, .ping_pong = false, .intra_warpgroup_overlap = true}},
        .why = "one warpgroup holds all queries",
        .measured = notes},
       {.applies = [](const F& f) { return f.rows <= 64 && f.dim <= 192; },
-       .configs = {{.block_kv = 96, .consumers = 1, .stages = 4, .take_turns = false, .softmax_before_pv_wait = true}},
+       .configs = {{.block_kv = 96, .consumers = 1, .stages = 4, .ping_pong = false, .intra_warpgroup_overlap = true}},
        .why = "one warpgroup holds all queries; narrower tiles leave room for stages",
        .measured = notes},
       {.applies = [](const F& f) { return f.rows <= 64; },
-       .configs = {{.block_kv = 80, .consumers = 1, .stages = 4, .take_turns = false, .softmax_before_pv_wait = true}},
+       .configs = {{.block_kv = 80, .consumers = 1, .stages = 4, .ping_pong = false, .intra_warpgroup_overlap = true}},
        .why = "one warpgroup holds all queries; narrower tiles leave room for stages",
        .measured = notes},
       {.applies = [](const F& f) { return f.dim <= 80; },
@@ -72,15 +72,15 @@ const std::vector<ForwardRow>& decode_rows() {
        .why = "two warpgroups share the queries",
        .measured = notes},
       {.applies = [](const F& f) { return f.dim <= 128; },
-       .configs = {{.block_kv = 128, .stages = 4, .softmax_before_pv_wait = true}},
+       .configs = {{.block_kv = 128, .stages = 4, .intra_warpgroup_overlap = true}},
        .why = "two warpgroups share the queries",
        .measured = notes},
       {.applies = [](const F& f) { return f.dim <= 192; },
-       .configs = {{.block_kv = 96, .stages = 4, .softmax_before_pv_wait = true}},
+       .configs = {{.block_kv = 96, .stages = 4, .intra_warpgroup_overlap = true}},
        .why = "two warpgroups share the queries; narrower tiles leave room for stages",
        .measured = notes},
       {.applies = [](const F&) { return true; },
-       .configs = {{.block_kv = 64, .stages = 4, .softmax_before_pv_wait = true}},
+       .configs = {{.block_kv = 64, .stages = 4, .intra_warpgroup_overlap = true}},
        .why = "two warpgroups share the queries; narrower tiles leave room for stages",
        .measured = notes},
   };
@@ -106,8 +106,8 @@ const std::vector<ForwardRow>& offset_rows() {
 
 const std::vector<ForwardRow>& forward_rows() {
   static const Sm90ForwardConfig two{.block_kv = 128}, three{.block_kv = 128, .consumers = 3}, wide{.block_kv = 160};
-  static const Sm90ForwardConfig late{.block_kv = 128, .softmax_before_pv_wait = true},
-      late_wide{.block_kv = 160, .softmax_before_pv_wait = true};
+  static const Sm90ForwardConfig late{.block_kv = 128, .intra_warpgroup_overlap = true},
+      late_wide{.block_kv = 160, .intra_warpgroup_overlap = true};
   static const std::vector<ForwardRow> rows = {
       {.applies = [](const F& f) { return f.dim <= 64 && (f.listed || f.dropout || f.reads_pairs); },
        .configs = {two},
@@ -150,7 +150,7 @@ const std::vector<ForwardRow>& forward_rows() {
        .why = "three warpgroups, as wide a tile as their registers hold",
        .measured = grid},
       {.applies = [](const F& f) { return f.dim <= 96 && f.plain; },
-       .configs = {{.block_kv = 144, .softmax_before_pv_wait = true}},
+       .configs = {{.block_kv = 144, .intra_warpgroup_overlap = true}},
        .why = "as wide a tile as shared memory holds",
        .measured = grid},
       {.applies = [](const F& f) { return f.dim <= 128 && f.plain && f.p.seqlen_kv >= (f.skips ? 8192 : 4096); },
@@ -163,19 +163,19 @@ const std::vector<ForwardRow>& forward_rows() {
        .measured = grid},
       {.applies = [](const F& f) { return f.dim <= 128; }, .configs = {late}, .why = "the score needs registers", .measured = notes},
       {.applies = [](const F& f) { return f.dim <= 192 && f.p.head_dim_v <= 128; },
-       .configs = {{.block_kv = 128, .query_stages = 1, .softmax_before_pv_wait = true}},
+       .configs = {{.block_kv = 128, .query_stages = 1, .intra_warpgroup_overlap = true}},
        .why = "keys wider than values: one tile of queries leaves room for 128 keys",
        .measured = grid},
       {.applies = [](const F& f) { return f.dim <= 192; },
-       .configs = {{.block_kv = 96, .query_stages = 1, .take_turns = false, .softmax_before_pv_wait = true}},
+       .configs = {{.block_kv = 96, .query_stages = 1, .ping_pong = false, .intra_warpgroup_overlap = true}},
        .why = "as wide a tile as shared memory holds",
        .measured = grid},
       {.applies = [](const F& f) { return f.plain; },
-       .configs = {{.block_kv = 80, .query_stages = 1, .take_turns = false, .softmax_before_pv_wait = true}},
+       .configs = {{.block_kv = 80, .query_stages = 1, .ping_pong = false, .intra_warpgroup_overlap = true}},
        .why = "as wide a tile as shared memory holds",
        .measured = grid},
       {.applies = [](const F&) { return true; },
-       .configs = {{.block_kv = 64, .query_stages = 1, .take_turns = false, .softmax_before_pv_wait = true}},
+       .configs = {{.block_kv = 64, .query_stages = 1, .ping_pong = false, .intra_warpgroup_overlap = true}},
        .why = "the score needs registers",
        .measured = grid},
   };
@@ -286,7 +286,7 @@ std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90For
   if (config.is_decode() && (!f.is_decode() || config.packed_heads != p.group_size || config.queries() < 1 ||
                              (config.consumers == 1) != (f.rows <= 64) || config.consumers == 3))
     return "one warpgroup and packed heads are for few queries";
-  if (config.take_turns && config.consumers == 1) return "one warpgroup has nobody to take turns with";
+  if (config.ping_pong && config.consumers == 1) return "ping-pong takes two warpgroups";
   if (config.pair_stages > 0 && (f.pair_tiles.empty() || config.is_decode())) return "no read comes as tiles";
   // Accumulators of the output, scores, probabilities, and what else a thread has.
   const std::int64_t registers = base::round_up(p.head_dim_v, 16) / 2 + config.block_kv / 2 + config.block_kv / 4 + 24;
@@ -305,13 +305,13 @@ std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& p) {
   };
   for (const int consumers : {1, 2, 3})
     for (const int block_kv : {64, 80, 96, 112, 128, 144, 160, 176, 192})
-      for (const int turns : {1, 0})
-        for (const int early : {0, 1}) {
+      for (const bool ping_pong : {true, false})
+        for (const bool overlap : {false, true}) {
           Sm90ForwardConfig config{.block_kv = block_kv,
                                    .consumers = consumers,
                                    .stages = decode ? 4 : 2,
-                                   .take_turns = turns == 1,
-                                   .softmax_before_pv_wait = early == 1};
+                                   .ping_pong = ping_pong,
+                                   .intra_warpgroup_overlap = overlap};
           if (decode) {
             add(packed(facts, config));
             config.stages = 2;

@@ -31,19 +31,19 @@ void walk_tasks(const Sm90Tasks& tasks, Sections sections, Visit&& visit) {
 }
 
 /// The time of the busiest team when tasks are dealt to a grid in rounds.
-double time_of_rounds(const Sm90Tasks& tasks, Sections sections, int grid, bool to_and_fro) {
+double time_of_persistent(const Sm90Tasks& tasks, Sections sections, int grid, bool serpentine) {
   std::vector<double> busy(static_cast<std::size_t>(grid), 0.0);
   std::int64_t index = 0;
   walk_tasks(tasks, sections, [&](double cost) {
     const std::int64_t round = index / grid, place = index % grid;
-    busy[static_cast<std::size_t>(to_and_fro && (round & 1) ? grid - 1 - place : place)] += cost;
+    busy[static_cast<std::size_t>(serpentine && (round & 1) ? grid - 1 - place : place)] += cost;
     ++index;
   });
   return *std::max_element(busy.begin(), busy.end());
 }
 
 /// The same with dynamic assignment: the first idle team takes the next task.
-double time_of_one_each(const Sm90Tasks& tasks, Sections sections, int grid) {
+double time_of_one_task_per_cta(const Sm90Tasks& tasks, Sections sections, int grid) {
   std::priority_queue<double, std::vector<double>, std::greater<>> done;
   for (int team = 0; team < grid; ++team) done.push(0);
   double last = 0;
@@ -88,15 +88,15 @@ std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length
 }
 
 const char* to_string(Sm90Dealing dealing) {
-  static constexpr const char* names[] = {"in rounds", "in turns", "one each"};
-  static_assert(std::size(names) == static_cast<std::size_t>(Sm90Dealing::one_each) + 1);
+  static constexpr const char* names[] = {"persistent", "persistent in order", "one task per CTA"};
+  static_assert(std::size(names) == static_cast<std::size_t>(Sm90Dealing::one_task_per_cta) + 1);
   return names[static_cast<std::size_t>(dealing)];
 }
 
-std::string Sm90Schedule::text() const {
+std::string Sm90Schedule::text(const std::string& team) const {
   const bool differs = order.last_section > 0 && order.last_heads.value > order.section_heads.value;
-  return base::join(order.tasks, " tasks ", to_string(dealing), " over ", teams, " blocks, ", order.section_heads.value, " heads at a time",
-                    differs ? base::join(", the last ", order.last_heads.value, " together") : "");
+  return base::join(order.tasks, " tasks over ", teams, " ", team, "s (", to_string(dealing), "), ", order.section_heads.value,
+                    " heads at a time", differs ? base::join(", the last ", order.last_heads.value, " together") : "");
 }
 
 TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t length, std::int64_t row_tokens, std::int64_t packed_heads,
@@ -114,9 +114,9 @@ TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t lengt
         const std::int64_t inside = flat % order.inside.value, outside = flat / order.inside.value;
         const std::int64_t round = task / schedule.teams, place = task % schedule.teams;
         list.rows.push_back({.task = task,
-                             .team = schedule.dealing == Sm90Dealing::one_each   ? -1
-                                     : (order.to_and_fro != 0 && round % 2 != 0) ? schedule.teams - 1 - place
-                                                                                 : place,
+                             .team = schedule.dealing == Sm90Dealing::one_task_per_cta ? -1
+                                     : (order.serpentine != 0 && round % 2 != 0)       ? schedule.teams - 1 - place
+                                                                                       : place,
                              .batch = order.sequences_inside ? inside : outside,
                              .head = (order.sequences_inside ? outside : inside) * packed_heads,
                              .heads = packed_heads,
@@ -127,32 +127,35 @@ TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t lengt
   return list;
 }
 
-Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, const Sm90Teams& teams, bool in_turns) {
+Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, const Sm90Teams& teams, bool in_order) {
   const auto [shortest, longest] = std::minmax_element(t.row_cost.begin(), t.row_cost.end());
   const bool even = *shortest == *longest;
   const double of_a_head = std::accumulate(t.row_cost.begin(), t.row_cost.end(), 0.0);
-  const bool one_each = !even && of_a_head >= costs.one_each_from * static_cast<double>(t.row_cost.size());
-  const Sm90Dealing dealing = in_turns ? Sm90Dealing::turns : one_each ? Sm90Dealing::one_each : Sm90Dealing::rounds;
+  const bool one_task_per_cta = !even && of_a_head >= costs.one_task_per_cta_from * static_cast<double>(t.row_cost.size());
+  const Sm90Dealing dealing = in_order           ? Sm90Dealing::persistent_in_order
+                              : one_task_per_cta ? Sm90Dealing::one_task_per_cta
+                                                 : Sm90Dealing::persistent;
   const std::int64_t all_heads = t.heads * t.batch, rows = static_cast<std::int64_t>(t.row_cost.size()), tasks = all_heads * rows;
   const int grid = static_cast<int>(std::min<std::int64_t>(teams.count, tasks));
   const auto sections_of = [&](std::int64_t heads) { return Sections{heads, all_heads % heads == 0 ? heads : all_heads % heads}; };
   const auto schedule = [&](Sections sections, double time) {
     const device::TaskOrder order{static_cast<int>(tasks),        static_cast<int>(rows),
-                                  t.first_row_first ? 1 : 0,      dealing == Sm90Dealing::rounds ? 1 : 0,
+                                  t.first_row_first ? 1 : 0,      dealing == Sm90Dealing::persistent ? 1 : 0,
                                   t.sequences_inside ? 1 : 0,     divisor(t.sequences_inside ? t.batch : t.heads),
                                   divisor(sections.heads),        divisor(sections.last),
                                   divisor(sections.heads * rows), static_cast<int>((all_heads - sections.last) / sections.heads)};
-    return Sm90Schedule{order, dealing, dealing == Sm90Dealing::one_each ? static_cast<int>(tasks) : grid, grid, time};
+    return Sm90Schedule{order, dealing, dealing == Sm90Dealing::one_task_per_cta ? static_cast<int>(tasks) : grid, grid, time};
   };
   constexpr int most_rows_in_turn = 4;  // of one head that run at a time
-  const std::int64_t wanted = std::max<std::int64_t>(in_turns ? teams.count / most_rows_in_turn : 1, t.sequences_inside ? t.batch : 1);
+  const std::int64_t wanted = std::max<std::int64_t>(in_order ? teams.count / most_rows_in_turn : 1, t.sequences_inside ? t.batch : 1);
   const std::int64_t least = std::min(wanted, all_heads);
   constexpr std::int64_t most_tasks = 1 << 16;  // beyond this, imbalance is negligible: no simulation
   const double mean = of_a_head * static_cast<double>(all_heads) / grid;
-  if (dealing == Sm90Dealing::one_each && costs.one_each_price > 0) {
+  if (dealing == Sm90Dealing::one_task_per_cta && costs.one_task_per_cta_price > 0) {
     Sm90ScheduleCosts others = costs;
-    others.one_each_from = Sm90ScheduleCosts::never;
-    if (const Sm90Schedule rounds = sm90_schedule(t, others, teams); rounds.time <= (1 + costs.one_each_price) * mean) return rounds;
+    others.one_task_per_cta_from = Sm90ScheduleCosts::never;
+    if (const Sm90Schedule persistent = sm90_schedule(t, others, teams); persistent.time <= (1 + costs.one_task_per_cta_price) * mean)
+      return persistent;
   }
   if (even)  // one head after the other: its keys and values stay in L2
     return schedule(sections_of(least), static_cast<double>(base::divide_up(tasks, grid)) * t.row_cost.front());
@@ -161,7 +164,7 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, c
     return std::max<std::int64_t>(
         1, static_cast<std::int64_t>(static_cast<double>(teams.l2_bytes) * share) / std::max<std::int64_t>(1, t.head_bytes));
   };
-  if (dealing == Sm90Dealing::one_each) {
+  if (dealing == Sm90Dealing::one_task_per_cta) {
     std::int64_t section = 1;  // a power of two: usual numbers of heads leave no small remainder
     while (section * 2 <= heads_within(costs.share_of_l2)) section *= 2;
     section = std::clamp(section, least, all_heads);
@@ -172,14 +175,14 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, c
         1.0, static_cast<double>(teams.l2_bytes) * costs.share_of_l2 / static_cast<double>(std::max<std::int64_t>(1, t.head_bytes)));
     const auto spilling = [&](std::int64_t heads, std::int64_t of) {
       const double doublings = std::log2(std::max(1.0, static_cast<double>(of) / fitting));
-      return costs.one_each_spilling_cost * doublings * static_cast<double>(heads) / static_cast<double>(all_heads);
+      return costs.one_task_per_cta_spilling_cost * doublings * static_cast<double>(heads) / static_cast<double>(all_heads);
     };
     double best_time = 0, least_price = 0;
     for (const std::int64_t heads : {section, 2 * section}) {
       const std::int64_t rest = sections_of(std::min(heads, all_heads)).last;
       for (std::int64_t more = 0; rest + more * heads <= all_heads; more = std::max<std::int64_t>(1, 2 * more)) {
         const Sections sections{std::min(heads, all_heads), rest + more * heads};
-        const double time = time_of_one_each(t, sections, grid);
+        const double time = time_of_one_task_per_cta(t, sections, grid);
         const double price = time * (1 + spilling(all_heads - sections.last, sections.heads) + spilling(sections.last, sections.last));
         if (least_price == 0 || price < least_price) least_price = price, best_time = time, best = sections;
       }
@@ -196,7 +199,7 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90ScheduleCosts& costs, c
     section = std::clamp(section, least, all_heads);
     const double doublings = std::log2(std::max(1.0, static_cast<double>(section) / static_cast<double>(fitting)));
     const double time =
-        (1 + costs.spilling_cost * doublings) * (tasks <= most_tasks ? time_of_rounds(t, sections_of(section), grid, !in_turns) : mean);
+        (1 + costs.spilling_cost * doublings) * (tasks <= most_tasks ? time_of_persistent(t, sections_of(section), grid, !in_order) : mean);
     if (best_time == 0 || time < best_time) {
       best_time = time;
       best = section;

@@ -20,37 +20,38 @@ struct Sm90Tasks {
 /// How tasks are assigned to CTAs.
 enum class Sm90Dealing {
   /// A persistent grid with a static assignment, in alternating direction so that long and short tasks even out.
-  rounds,
+  persistent,
   /// The same in one direction, for rows of a head that wait for each other: each is assigned after the one it waits for, and few run at a time.
-  turns,
+  persistent_in_order,
   /// One CTA per task: the hardware scheduler balances the load.
-  one_each,
+  one_task_per_cta,
 };
 const char* to_string(Sm90Dealing dealing);
 
 /// Measured properties of a kernel on an H200 (docs/lab/gpu.md) by which its scheduler is chosen.
 struct Sm90ScheduleCosts {
   static constexpr double never = 1e9;
-  /// In rounds: fraction of the time lost with each doubling of a section beyond L2.
+  /// Persistent: fraction of the time lost with each doubling of a section beyond L2.
   double spilling_cost;
   /// Mean tiles of a task from which one CTA per task is faster: shorter tasks gain more from the overlap of a persistent kernel.
-  double one_each_from = never;
-  /// One each: how much of L2 a section may fill.
+  double one_task_per_cta_from = never;
+  /// One task per CTA: how much of L2 a section may fill.
   double share_of_l2 = 0;
-  /// One each: fraction of the time it costs (measured on an H100); rounds that idle less than this are faster.
-  double one_each_price = 0;
-  /// One each: fraction of a section's time lost with each doubling beyond this share.
-  static constexpr double one_each_spilling_cost = 0.04;
+  /// One task per CTA: fraction of the time it costs (measured on an H100); a persistent grid that idles less than this is faster.
+  double one_task_per_cta_price = 0;
+  /// One task per CTA: fraction of a section's time lost with each doubling beyond this share.
+  static constexpr double one_task_per_cta_spilling_cost = 0.04;
 };
 namespace schedule_costs {
 constexpr Sm90ScheduleCosts forward{.spilling_cost = 0.06};
 /// Head dims from 65 to 128.
-constexpr Sm90ScheduleCosts forward_128{.spilling_cost = 0.06, .one_each_from = 40, .share_of_l2 = 2.0 / 3, .one_each_price = 0.025};
-constexpr Sm90ScheduleCosts forward_one_buffer{.spilling_cost = 0.06, .one_each_from = 12, .share_of_l2 = 2.0 / 3};  // of queries
-constexpr Sm90ScheduleCosts backward{.spilling_cost = 0.12, .one_each_from = 16, .share_of_l2 = 1.0 / 3};
-constexpr Sm90ScheduleCosts backward_wide{.spilling_cost = 0.12, .one_each_from = 8, .share_of_l2 = 1.0 / 3};
+constexpr Sm90ScheduleCosts forward_128{
+    .spilling_cost = 0.06, .one_task_per_cta_from = 40, .share_of_l2 = 2.0 / 3, .one_task_per_cta_price = 0.025};
+constexpr Sm90ScheduleCosts forward_one_buffer{.spilling_cost = 0.06, .one_task_per_cta_from = 12, .share_of_l2 = 2.0 / 3};  // of queries
+constexpr Sm90ScheduleCosts backward{.spilling_cost = 0.12, .one_task_per_cta_from = 16, .share_of_l2 = 1.0 / 3};
+constexpr Sm90ScheduleCosts backward_wide{.spilling_cost = 0.12, .one_task_per_cta_from = 8, .share_of_l2 = 1.0 / 3};
 /// A task walks all query heads of a group, or ends early where its sequence does.
-constexpr Sm90ScheduleCosts backward_in_rounds{.spilling_cost = 0.12};
+constexpr Sm90ScheduleCosts backward_persistent{.spilling_cost = 0.12};
 constexpr Sm90ScheduleCosts collect{.spilling_cost = 0.12};
 constexpr Sm90ScheduleCosts pairs{.spilling_cost = 0.3};
 }  // namespace schedule_costs
@@ -64,10 +65,11 @@ struct Sm90Teams {
 struct Sm90Schedule {
   device::TaskOrder order;
   Sm90Dealing dealing;
-  int teams;                 ///< of the grid
-  int at_a_time;             ///< of these
-  double time;               ///< of the busiest, in tiles
-  std::string text() const;  ///< "512 tasks in rounds over 132 blocks, 4 heads at a time"
+  int teams;      ///< of the grid
+  int at_a_time;  ///< of these
+  double time;    ///< of the busiest, in tiles
+  /// "512 tasks over 132 CTAs (persistent), 4 heads at a time"; team: "CTA" or "cluster".
+  std::string text(const std::string& team = "CTA") const;
 };
 /// The same for explain(): which CTA or cluster takes which row of `row_tokens` tokens when. packed_heads: query heads of a task's head;
 /// splits: tasks of a row.
@@ -76,8 +78,8 @@ TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t lengt
 
 /// Picks sections of heads whose working set stays in L2 and whose tasks balance: some LPT schedules are simulated and the shortest makespan wins. With one
 /// CTA per task the load balances itself, except at the end: the last section may be larger, so that its longest tasks do not begin too late.
-/// in_turns: forces Sm90Dealing::turns.
-Sm90Schedule sm90_schedule(const Sm90Tasks& tasks, const Sm90ScheduleCosts& costs, const Sm90Teams& teams, bool in_turns = false);
+/// in_order: forces Sm90Dealing::persistent_in_order.
+Sm90Schedule sm90_schedule(const Sm90Tasks& tasks, const Sm90ScheduleCosts& costs, const Sm90Teams& teams, bool in_order = false);
 
 /// Tiles that each row of tiles visits.
 struct Sm90TileRange {

@@ -5,7 +5,7 @@
 // one barrier a tile).
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource
-// (a TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
+// (a TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kProducerRegisters, kConsumerRegisters.
 #include "ptx/mbarrier.cuh"
 #include "tile/dq_sum.cuh"
 

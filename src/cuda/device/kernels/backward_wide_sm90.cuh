@@ -7,7 +7,7 @@
 // otherwise be the bottleneck.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen,
-// kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
+// kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kProducerRegisters, kConsumerRegisters.
 #include "ptx/mbarrier.cuh"
 #include "tile/dq_sum.cuh"
 

@@ -55,7 +55,7 @@ struct Consumer : ForwardPhases<DecodeEpilogue> {
       finish_qk(state, r);
       apply_score_mod(state, r, !kInside && (kPartialOutside || state.partial));
       // Softmax, overlapped with O += P V or after it; then O has arrived and is rescaled if a maximum rose.
-      if constexpr (kOrdered) {
+      if constexpr (kIntraWarpgroupOverlap) {
         exponentiate(state, r);
         r.softmax.complete();
       }
@@ -64,7 +64,7 @@ struct Consumer : ForwardPhases<DecodeEpilogue> {
         finish_pv<kInside, true>(state, r, epilogue);
       }
       if (kPvFirst && !state.new_task && r.rescales) rescale_out(r);
-      if constexpr (kOrdered) {
+      if constexpr (kIntraWarpgroupOverlap) {
         pack_fragment<Element>(r.p, r.scores);
       } else {
         probabilities();

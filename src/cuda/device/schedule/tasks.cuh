@@ -23,7 +23,7 @@ FOVEAL_DEVICE int divide(int n, const Divisor& d) {
 template <int cluster_size = 1>
 FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
   const int grid = gridDim.x / cluster_size, place = blockIdx.x / cluster_size;
-  const int index = round * grid + ((round & order.to_and_fro) ? grid - 1 - place : place);
+  const int index = round * grid + ((round & order.serpentine) ? grid - 1 - place : place);
   if (index >= order.tasks) return false;
   const int section = min(divide(index, order.section_tasks), order.last_section);
   const int inside = index - section * order.section_tasks.value;
@@ -108,7 +108,7 @@ struct TileWalk {
   }
 
   /// After start(): all tiles count as partial.
-  FOVEAL_DEVICE void has_no_full_tile() { full_end = 0; }
+  FOVEAL_DEVICE void treat_all_as_partial() { full_end = 0; }
 
   /// No tiles until the next start().
   FOVEAL_DEVICE void stop() { tile = begin = run = run_first = 0; }

@@ -146,7 +146,7 @@ FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Pipelines& pipelin
 /// The first warpgroup. In deterministic mode the warp index is made warp-uniform for the compiler: otherwise values derived from the task,
 /// in the consumer warpgroups too, end up in ordinary instead of uniform registers.
 FOVEAL_DEVICE void run_helper_warps(const Sm90Args& args, const Pipelines& pipelines) {
-  registers_decrease<kHelperRegisters>();
+  registers_decrease<kProducerRegisters>();
   const u32 warp = kReproducible ? uniform(warp_id()) : warp_id();
   if (warp == 0) {
     if (lane_id() == 0) produce(args, pipelines);

@@ -24,7 +24,7 @@ constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 constexpr bool kSlopeEarly = kHasScore && (kSlopeOfScore || !kSumsTerms);  // multiply d score_mod / d score into P at once
 using Walk = TileWalk<kSource, true>;
-static_assert(kHelperRegisters + kConsumers * kConsumerRegisters <= 3 * 168, "setmaxnreg would deadlock: more than the launch allocates");
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168, "setmaxnreg would deadlock: more than the launch allocates");
 static_assert(!kReproducible || kSource != TileSource::list, "rows of keys that visit a tile of queries must be consecutive");
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;

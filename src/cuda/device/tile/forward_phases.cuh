@@ -115,13 +115,13 @@ struct ForwardPhases : Epilogue {
 
   /// FA3's warp scheduler barriers (ping-pong): warpgroup 0 goes first. A run leaves the barriers as it found them.
   FOVEAL_DEVICE void scheduler_barrier_init() const {
-    if (kTakeTurns && group == kConsumers - 1) named_barrier_arrive(kSchedulerBarrier, 256);
+    if (kPingPong && group == kConsumers - 1) named_barrier_arrive(kSchedulerBarrier, 256);
   }
   FOVEAL_DEVICE void scheduler_barrier_sync() const {
-    if constexpr (kTakeTurns) named_barrier_sync(kSchedulerBarrier + group, 256);
+    if constexpr (kPingPong) named_barrier_sync(kSchedulerBarrier + group, 256);
   }
   FOVEAL_DEVICE void scheduler_barrier_arrive() const {
-    if constexpr (kTakeTurns) named_barrier_arrive(kSchedulerBarrier + (group + 1) % kConsumers, 256);
+    if constexpr (kPingPong) named_barrier_arrive(kSchedulerBarrier + (group + 1) % kConsumers, 256);
   }
 
   /// S' = Q K'^T
@@ -151,7 +151,7 @@ struct ForwardPhases : Epilogue {
     if (kReleasesQueriesEarly && state.leader && state.next.walk.is_last()) pipelines.query.consumer_release(state.query);
     wgmma_pin(r.scores);
   }
-  /// Raw products -> scores, and the row maxima; with kOrdered the maxima are left to exponentiate().
+  /// Raw products -> scores, and the row maxima; with kIntraWarpgroupOverlap the maxima are left to exponentiate().
   FOVEAL_DEVICE void apply_score_mod(MainloopState& state, Fragments& r, bool partial) const {
     if constexpr (kHasLines && kModifiesScores) pipelines.line_values.consumer_wait(state.tile);
     if constexpr (kPairTiles > 0 && kModifiesScores) pipelines.pairs.pipeline.consumer_wait(state.tile);
@@ -175,7 +175,7 @@ struct ForwardPhases : Epilogue {
     } else if constexpr (kModifiesScores) {
       r.form = transform<false>(state, r, 0);
     }
-    if (!kOrdered && r.form == ScoreForm::scores) update_max_if_needed(r);
+    if (!kIntraWarpgroupOverlap && r.form == ScoreForm::scores) update_max_if_needed(r);
   }
   /// Unless the current maxima can be kept.
   FOVEAL_DEVICE void update_max_if_needed(Fragments& r) const {
@@ -191,7 +191,7 @@ struct ForwardPhases : Epilogue {
 
   FOVEAL_DEVICE void exponentiate(MainloopState& state, Fragments& r) const {
     if (r.form == ScoreForm::scores) {
-      if constexpr (kOrdered) update_max_if_needed(r);  // same condition as here: tested twice, it cost a branch a tile
+      if constexpr (kIntraWarpgroupOverlap) update_max_if_needed(r);  // same condition as here: tested twice, it cost a branch a tile
       r.softmax.add(r.scores, exponent, !kChecksMaxEarly || !r.max_held);
     }
     if constexpr (kSumScore && kWideRange) {

@@ -8,14 +8,14 @@ namespace foveal::device {
 
 constexpr bool kBounded = kCappedScore && kWideRange;
 /// Whether probabilities of capped scores are guessed (softmax/bounded.cuh) once P V has released its operand.
-constexpr bool kGuesses = kBounded && !kDropout && !kOrdered && !kHasLines && kPairTiles == 0;
+constexpr bool kGuesses = kBounded && !kDropout && !kIntraWarpgroupOverlap && !kHasLines && kPairTiles == 0;
 /// Whether partial tiles take their capped scores in a rolled loop if arguments are large: nothing else is needed for a pair then. Not for
 /// f16, which takes small ones that way too, nor for few queries, where some registers would spill.
 constexpr bool kCapsInParts = kBounded && !kMaskProgram && kPairTiles == 0 && !kDecode;
 /// Does each score need work after the product q . k? Otherwise the product includes the offsets.
 constexpr bool kModifiesScores = kHasScore && !kOffsetsFirst && !kOffsetsAreColumns;
 /// Whether to test early, while scores are in flight, if the maxima can be kept. Slower where other work precedes or follows at once.
-constexpr bool kChecksMaxEarly = !kModifiesScores && !kOrdered;
+constexpr bool kChecksMaxEarly = !kModifiesScores && !kIntraWarpgroupOverlap;
 constexpr int kPrefetched = kPairReads > 0 ? kBlockKv / 2 : 1;
 using PairPrefetch = PairValues[kPrefetched];
 

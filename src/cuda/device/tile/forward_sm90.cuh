@@ -133,7 +133,7 @@ struct ForwardTask {
                sequence.len_kv, kBlockKv);
     if constexpr (kSplit) walk.take_split(args.attention.runs, split, args.splits.value);
     // Known to the walk, not tested for each tile: the compiler would assume divergence in the loop over full tiles.
-    if (kQueriesMustExist && first_query() + kQueries > sequence.len_q) walk.has_no_full_tile();
+    if (kQueriesMustExist && first_query() + kQueries > sequence.len_q) walk.treat_all_as_partial();
     return true;
   }
 

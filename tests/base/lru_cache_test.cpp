@@ -1,4 +1,4 @@
-#include "base/recent.h"
+#include "base/lru_cache.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 namespace foveal::base {
 namespace {
 
-TEST(Recent, ForgetsTheLeastRecentlyUsed) {
-  Recent<int> cache(2);
+TEST(LruCache, ForgetsTheLeastRecentlyUsed) {
+  LruCache<int> cache(2);
   const auto value = std::make_shared<const int>(7);
   cache.insert("a", value);
   cache.insert("b", value);
@@ -23,16 +23,16 @@ TEST(Recent, ForgetsTheLeastRecentlyUsed) {
   EXPECT_EQ(value.use_count(), 3) << "what is forgotten ends";
 }
 
-TEST(Recent, KeepsWhatWasThereFirst) {
-  Recent<int> cache(2);
+TEST(LruCache, KeepsWhatWasThereFirst) {
+  LruCache<int> cache(2);
   cache.insert("a", std::make_shared<const int>(1));
   cache.insert("a", std::make_shared<const int>(2));
   EXPECT_EQ(*cache.find("a"), 1);
   EXPECT_EQ(cache.size(), 1u);
 }
 
-TEST(Recent, MakesWhatIsNotThere) {
-  Recent<int> cache(2);
+TEST(LruCache, MakesWhatIsNotThere) {
+  LruCache<int> cache(2);
   int made = 0;
   const auto one = [&] { return ++made; };
   const auto first = cache.find_or_make("a", one);
@@ -43,8 +43,8 @@ TEST(Recent, MakesWhatIsNotThere) {
   EXPECT_EQ(*cache.find_or_make("b", one), 2);
 }
 
-TEST(Recent, IsSafeFromManyThreads) {
-  Recent<int> cache(16);
+TEST(LruCache, IsSafeFromManyThreads) {
+  LruCache<int> cache(16);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&cache, t] {

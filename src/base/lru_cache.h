@@ -12,9 +12,9 @@
 namespace foveal::base {
 
 template <class Value>
-class Recent {
+class LruCache {
  public:
-  explicit Recent(std::size_t capacity) : capacity_(capacity) {}
+  explicit LruCache(std::size_t capacity) : capacity_(capacity) {}
 
   /// Null when there is none.
   std::shared_ptr<const Value> find(std::string_view key) {
