@@ -137,7 +137,7 @@ void add_explain(CLI::App& app) {
   add_line_options(*command, options->lines);
   command->add_flag("--json", options->as_json, "as JSON");
   CLI::Option* ranks =
-      command->add_option("--ranks", options->context.ranks, "how so many ranks would share the problem (context parallelism)")
+      command->add_option("--ranks", options->context.ranks, "how this many ranks would share the problem (context parallelism)")
           ->check(whole_number(1, INT32_MAX));
   command->add_option("--head-groups", options->context.head_groups, "with --ranks: shares of the heads; 0: picked")->needs(ranks);
   command->add_option("--deal", options->deal, "with --ranks: automatic, contiguous, zigzag or pieces")->needs(ranks);

@@ -152,7 +152,7 @@ void bind_context(nb::module_& m) {
         return dist::nccl_ranks(copy, rank, size, {DeviceKind::cuda, device}, {time_limit, multiprocessors});
       },
       nb::arg("id"), nb::arg("rank"), nb::arg("size"), nb::arg("device"), nb::arg("time_limit"), nb::arg("multiprocessors"),
-      "Collective. time_limit: seconds of a transfer. multiprocessors: at most so many carry transfers; 0: NCCL's choice.");
+      "Collective. time_limit: seconds of a transfer. multiprocessors: at most this many carry transfers; 0: NCCL's choice.");
   nb::class_<dist::ContextLayout>(m, "ContextLayout", "Who holds which tokens, for several attentions over the same sequences.")
       .def("q_tokens", &dist::ContextLayout::q_tokens, nb::arg("rank"))
       .def("kv_tokens", &dist::ContextLayout::kv_tokens, nb::arg("rank"))

@@ -103,7 +103,7 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, Do&& ru
   problem::with_arguments(by_role(call, pass, views), std::move(rest), std::forward<Do>(run));
 }
 
-/// Calls run(inputs, outputs); with `accumulate`, adds its gradients to those of the call on so many threads (0: all).
+/// Calls run(inputs, outputs); with `accumulate`, adds its gradients to those of the call on this many threads (0: all).
 template <class Inputs, class Outputs, class Run>
 void run_into(bool accumulate, const Inputs& inputs, const Outputs& outputs, Run&& run, int threads = 0) {
   if constexpr (std::is_same_v<Outputs, BackwardOutputs>) {

@@ -1,5 +1,5 @@
 #pragma once
-// Objects of a thread.
+// Thread-local objects that survive static destruction.
 #include <cstddef>
 #include <new>
 

@@ -6,8 +6,8 @@
 // Tiles are S^T: Real tile[keys][ld], one row per key, one lane per query. The lanes of a tile are (query head, query) pairs of one batch
 // row, in any order; runs of 16 lanes that share a head and have consecutive queries are fast.
 //
-// Integers have 32 bits where the elements of the parameters show that they suffice; otherwise those that may overflow have 64. Positions must
-// stay below 2^31.
+// Integers have 32 bits where the elements of the parameters show that they suffice; otherwise those that may overflow have 64. Positions are
+// at most 2^30 (cpu_backend.cpp).
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,7 +24,8 @@ namespace foveal::cpu {
 
 class Tape {
  public:
-  /// `target`: scalar, avx2, avx512, avx512bf16 or amx (the last two run the avx512 tape).
+  /// `target`: any of this backend's. scalar and avx2 have tapes of their own, the other targets of x86 run the one of avx512, those of Arm the
+  /// scalar one.
   Tape(const problem::Problem& problem, const std::string& target);
   ~Tape();
   Tape(Tape&&) noexcept;

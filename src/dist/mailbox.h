@@ -51,7 +51,7 @@ class Mailbox {
 
   /// A name that no other mailbox has.
   static std::string new_name();
-  /// Collective: rank 0 creates it, and all wait for each other, at most so many seconds. Throws communication.
+  /// Collective: rank 0 creates it, and all wait for each other, at most this many seconds. Throws communication.
   Mailbox(const std::string& name, int rank, int size, double time_limit);
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;

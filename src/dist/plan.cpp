@@ -14,7 +14,7 @@ namespace {
 
 using base::divide_up;
 
-/// Nanoseconds for so many bytes at so many MB a second.
+/// Nanoseconds for this many bytes at this many MB a second.
 std::int64_t transfer_ns(std::int64_t bytes, std::int64_t mbytes) { return bytes / std::max<std::int64_t>(mbytes, 1) * 1000 + 1; }
 
 /// Nanoseconds for work in Cost units, of tiles with these sides.

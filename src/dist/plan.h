@@ -82,7 +82,7 @@ struct RankLoad {
   std::int64_t forward_beside_ns = 0, backward_beside_ns = 0;
 };
 
-/// Does a forward pass double-buffer so many bytes of received keys? A rank that is ahead then sends before its receiver is done with the last pass.
+/// Does a forward pass double-buffer this many bytes of received keys? A rank that is ahead then sends before its receiver is done with the last pass.
 constexpr bool double_buffers_keys(std::int64_t bytes) { return bytes <= std::int64_t{512} << 20; }
 
 struct ContextPlan {

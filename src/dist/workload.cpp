@@ -92,7 +92,7 @@ std::int64_t SequenceWork::work(Range q) const {
 std::vector<KeyRun> SequenceWork::keys(Range q) const {
   struct Edge {
     std::int64_t column;
-    std::int64_t some, full;  ///< so many rows more, from here on
+    std::int64_t some, full;  ///< this many rows more, from here on
   };
   std::vector<Edge> edges;
   const std::int64_t row_begin = q.begin / unit_, row_end = base::divide_up(q.end, unit_);

@@ -6,7 +6,7 @@
 
 namespace foveal::problem {
 
-/// Whether there is a fill of this name that takes so many numbers.
+/// Whether there is a fill of this name that takes this many numbers.
 bool is_known(const ParamFill& fill);
 /// `normal/1, uniform/2, ...`: names, and how many numbers they take.
 std::string known_fills();

@@ -19,7 +19,7 @@ struct VecOf {
 template <class T, int N>
 using Vec = typename VecOf<T, N>::type;
 
-/// The integer of so many bytes: what a comparison of reals gives.
+/// The integer of this many bytes: what a comparison of reals gives.
 template <int Bytes>
 struct IntegerOf;
 template <>

@@ -37,7 +37,7 @@ struct KernelSource {
 /// The whole text, ready for the compiler. Throws invalid_argument when an include names no embedded file.
 std::string assemble(const KernelSource& source);
 
-/// An embedded file by its path under device/, e.g. "kernels/delta.cuh"; empty when there is none.
+/// An embedded file by its path under device/, e.g. "kernels/delta_sm80.cuh"; empty when there is none.
 std::string_view embedded_file(std::string_view path);
 std::vector<std::string_view> embedded_files();
 

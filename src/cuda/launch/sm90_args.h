@@ -24,7 +24,7 @@ device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t
 /// The same for boxes of 64 columns by `heads` consecutive heads by `queries`: dimensions dim, head in its group, seqlen, group, batch.
 device::TensorMap sm90_packed_tensor_map(const TensorView& view, int queries, int heads);
 
-/// Of q, dout, k and v, in boxes of so many rows.
+/// Of q, dout, k and v, in boxes of this many rows.
 void sm90_set_backward_maps(device::Sm90Args& args, const problem::Buffers& buffers, int rows_q, std::int64_t seqlen_q, int rows_kv,
                             std::int64_t seqlen_kv);
 

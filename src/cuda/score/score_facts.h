@@ -17,7 +17,7 @@ struct PairTile {
   int column, row;             ///< dimensions of kv and q
   std::int64_t columns, rows;  ///< their extent: from element 0 to the last that a pair reads
   std::vector<int> others;     ///< the other dimensions of size > 1, at most two
-  int keys = 0;                ///< the columns repeat after so many; 0: they do not
+  int keys = 0;                ///< the columns repeat after this many; 0: they do not
   bool stairs = false;         ///< the index rises by at most one per eight keys: one chunk has all elements of a tile
   bool same = false;           ///< ... and is constant over blocks of 16 keys
   bool wraps = false;          ///< the index rises within each chunk only and then starts over, as kv_idx % 64 does

@@ -71,7 +71,7 @@ void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& pla
   if (facts.is_added())
     return is(Collector::any_pairs, "pairs_sm80", "an element for each pair, shared, in a form that pairs_sm90 does not serve");
   if (!plan.hopper)
-    return is(Collector::walk, "dq_sm80", "registers or shared memory last for no more sums, or an index comes from the score");
+    return is(Collector::walk, "dq_sm80", "registers or shared memory suffice for no more sums, or an index comes from the score");
   if (facts.follows_from_dk) return is(Collector::keys, backward, "the factor is the raw score, the same element for all pairs");
   switch (facts.kind) {
     case scoring::Reduction::scatter:

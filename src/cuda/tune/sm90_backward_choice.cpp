@@ -65,7 +65,7 @@ const std::vector<BackwardRow>& backward_rows() {
        .measured = grid},
       {.applies = [](const B& f) { return f.dim <= 64 && f.holds_little(); },
        .configs = {{.block_q = 128}, {.block_q = 64}},
-       .why = "registers last for 128 queries",
+       .why = "registers suffice for 128 queries",
        .measured = grid},
       {.applies = [](const B& f) { return f.dim <= 64 && !f.pair_tiles.empty() && f.adds_tiles(); },
        .configs = {{.block_q = 128, .pair_stages = 2},
@@ -78,7 +78,7 @@ const std::vector<BackwardRow>& backward_rows() {
        .configs = {{.block_q = 64, .pair_stages = 2}, {.block_q = 64, .pair_stages = 1}},
        .why = "reads of pairs come as tiles, and take registers",
        .measured = notes},
-      {.applies = [](const B&) { return true; }, .configs = {{.block_q = 64}}, .why = "registers last for 64 queries", .measured = grid},
+      {.applies = [](const B&) { return true; }, .configs = {{.block_q = 64}}, .why = "registers suffice for 64 queries", .measured = grid},
   };
   return rows;
 }
@@ -119,7 +119,7 @@ std::optional<std::string> sm90_illegal(const problem::Problem& p, const ReadPla
   const BackwardFacts f{p, plan};
   if (config.block_kv != (p.head_dim > 128 ? 64 : 128)) return base::join("block_kv is ", p.head_dim > 128 ? 64 : 128, " at this head_dim");
   if (config.block_q != 64 && config.block_q != 128) return "block_q is 64 or 128";
-  if (config.block_q == 128 && (f.dim > 64 || !f.only_sums())) return "registers do not last for 128 queries";
+  if (config.block_q == 128 && (f.dim > 64 || !f.only_sums())) return "registers do not suffice for 128 queries";
   if (config.stages != 2) return "stages are 2";
   if (config.pair_stages < 0 || config.pair_stages > 2 || (config.pair_stages > 0 && f.pair_tiles.empty()))
     return "pair_stages are 0 to 2, and 0 where no read comes as tiles";

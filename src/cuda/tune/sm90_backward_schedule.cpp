@@ -13,7 +13,7 @@ constexpr double adding_cost = 0.6;  ///< in tiles: of what a task adds to dk an
 /// Of the time of tasks of four query heads, for each doubling of the bytes of all heads from twice L2 on.
 constexpr double drifting_cost = 0.06, most_drifting_cost = 0.07;
 
-/// Of q, dout and the sum of dq, of so many query heads.
+/// Of q, dout and the sum of dq, of this many query heads.
 std::int64_t bytes_of_heads(const problem::Problem& p, std::int64_t heads) {
   return heads * p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim);
 }

@@ -98,7 +98,7 @@ const std::vector<ForwardRow>& offset_rows() {
        .measured = reads},
       {.applies = [](const F& f) { return f.offsets_first; },
        .configs = {{.block_kv = 128, .consumers = 3}},
-       .why = "offsets of tables that integers choose from begin the scores, and registers last for three warpgroups",
+       .why = "offsets of tables that integers choose from begin the scores, and registers suffice for three warpgroups",
        .measured = reads},
   };
   return rows;
@@ -123,7 +123,7 @@ const std::vector<ForwardRow>& forward_rows() {
        .measured = notes},
       {.applies = [](const F& f) { return f.dim <= 64 && f.lines.empty() && f.special; },
        .configs = {{.block_kv = 112, .consumers = 3}, two},
-       .why = "the unit for special functions binds: three warpgroups keep it busy, and registers last for a narrow tile",
+       .why = "the unit for special functions binds: three warpgroups keep it busy, and registers suffice for a narrow tile",
        .measured = notes},
       {.applies = [](const F& f) { return f.dim <= 64 && !f.light; },
        .configs = {two},

@@ -42,7 +42,7 @@ constexpr bool kEarlyOperands = kTables > 0;
 /// Whether the kind of a tile is found during the last products of the previous tile, or, where registers are scarce, during its own Q K^T.
 constexpr bool kEarlyKind = kBlockQ == 64;
 
-/// Whether full tiles have a text of the step of their own, without branches by kind: up to 8 % faster than one text for all kinds. Head dims up to 64
+/// Whether full tiles have a copy of the step of their own, without branches by kind: up to 8 % faster than one copy for all kinds. Head dims up to 64
 /// gain nothing, scores 1 % for up to twice the compile time.
 constexpr bool kFullTilesApart = !kHasScore && !kDropout && kBlockQ == 64;
 

@@ -4,7 +4,7 @@
 
 namespace foveal::device {
 
-/// Of a tile with so many columns of a matrix: column_split warps take their share of them, in steps of the tensor cores.
+/// Of a tile with this many columns of a matrix: column_split warps take their share of them, in steps of the tensor cores.
 constexpr int padded_dim(int dim, int column_split) {
   const int step = 16 * column_split;
   return (dim + step - 1) / step * step;

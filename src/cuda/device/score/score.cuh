@@ -29,7 +29,7 @@
 //   row[v] = row_value<v>(at, args), v < kRowValues                  constant over a row
 //   loaded[v], v < kPairReads    one element for each pair, prefetched: a PairElementOf<v>, at byte offset pair_origin<v>(at, args) (the same for
 //                                all pairs of a thread) + pair_step<v>(at, args) of parameter kPairParam[v]. kPairRun[v]: it is constant over
-//                                blocks of so many keys (0: it is not); kPairRepeats[v]: it repeats every 64 keys
+//                                blocks of this many keys (0: it is not); kPairRepeats[v]: it repeats every 64 keys
 //   tiled[v], v < kPairTiles     the same by TMA, in tiles of PairTileElementOf<v> (tile/pair_tiles.cuh); pair_tile_place<v>(at, args, place):
 //                                coordinates in the tensor map, {column, row, ...}
 //   table[t], t < kTables        shared-memory address of a parameter's elements for one batch entry and head (tile/read_tables.cuh): those that
@@ -165,7 +165,7 @@ template <bool holds, int kKeys, int v>
 constexpr bool is_held() {
   return holds && kPairRepeats[v] && kPairRun[v] == 0 && kKeys % 64 == 0;
 }
-/// The largest power-of-two fraction of a run that divides a tile of so many keys.
+/// The largest power-of-two fraction of a run that divides a tile of this many keys.
 constexpr int common_block(int run, int keys) { return keys % run == 0 ? run : common_block(run / 2, keys); }
 /// The register whose value register i shares: the first one of the thread and row with its key in the same run (or of both rows, if rows
 /// are keys), or the first that repeats.

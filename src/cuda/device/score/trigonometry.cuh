@@ -40,7 +40,7 @@ FOVEAL_DEVICE float cosine_of_rest(float x) {
   return fmaf(z * z, fmaf(z, fmaf(z, 2.4506223780917935e-05f, -0.001388809410855174f), 0.0416666641831398f), fmaf(z, -0.5f, 1.0f));
 }
 
-/// Of the angle and so many quarters of a turn.
+/// Of the angle and this many quarters of a turn.
 FOVEAL_DEVICE float sine(float angle, int quarters = 0) {
   const ReducedAngle reduced = reduce_angle(angle);
   const int quarter = reduced.quarter + quarters;

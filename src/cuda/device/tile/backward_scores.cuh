@@ -36,7 +36,7 @@ struct BackwardScores {
   /// Position of the thread's first key in the sequence.
   FOVEAL_DEVICE int key_of(const BackwardTask& work) const { return work.first_kv() + first_key + fragment_first_row(thread); }
 
-  /// The warp's position in a tile, from so many queries further on; `use` of the pipelines.
+  /// The warp's position in a tile, from this many queries further on; `use` of the pipelines.
   FOVEAL_DEVICE WarpPairs warp_pairs(const BackwardTask& work, u32 use, const PairPrefetch& prefetched, int queries = 0) const {
     const int row = fragment_first_row(thread), column = fragment_first_column(thread) + queries;
     return {

@@ -10,8 +10,8 @@ namespace foveal::device {
 /// full tiles, most of the code, only once. Without a score there is little to save, and registers are scarce.
 constexpr bool kPartialOutside = kModifiesScores && (kSource == TileSource::causal || kSource == TileSource::band);
 
-/// Whether the last task of a CTA ends in a step without scores, instead of in a text of its own: less to compile. Not with tiles of pairs, which
-/// leave few registers, nor where scores are guessed (several texts) and partial tiles have one more: there the compiler would assume divergence
+/// Whether the last task of a CTA ends in a step without scores, instead of in a copy of the code: less to compile. Not with tiles of pairs, which
+/// leave few registers, nor where scores are guessed (several copies) and partial tiles have one more: there the compiler would assume divergence
 /// in the loop over full tiles.
 constexpr bool kEndsInStep = kPairTiles == 0 && (!kGuesses || kPartialOutside);
 

@@ -95,7 +95,7 @@ struct LineView {
     for (int v = 0; v < kDiagonalValues; ++v) diagonal[v] = tile.diagonal(v) + column - (row + 8) + kRows - 1;
   }
 
-  /// From so many columns further on.
+  /// From this many columns further on.
   FOVEAL_DEVICE LineView from(int columns) const {
     LineView view = *this;
 #pragma unroll

@@ -13,7 +13,7 @@ namespace foveal::device {
 
 template <int v>
 constexpr int kPairTileElementBytes = sizeof(typename PairTileElementOf<v>::type);
-/// Columns loaded for a tile of so many keys.
+/// Columns loaded for a tile of this many keys.
 template <int v>
 constexpr int pair_tile_columns(int keys) {
   if (kPairTileStairs[v]) return kChunkRowBytes / kPairTileElementBytes<v>;
