@@ -189,6 +189,7 @@ void bind_attention(nb::module_& m) {
       .def_prop_ro("heads_first", &Program::heads_first)
       .def_prop_ro("attention", &Program::attention)
       .def_prop_ro("params", &Program::params)
+      .def_prop_ro("constants", &Program::constants, "Positions of parameters that no derivative leads to, as those of the mask.")
       .def_prop_ro("planned", &Program::planned, "How many calls it has planned.")
       .def(
           "forward",

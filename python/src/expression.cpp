@@ -1,6 +1,8 @@
 #include "expression.h"
 
+#include <ranges>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "rewrite.h"
@@ -73,6 +75,19 @@ std::set<std::string> params_of(const Expr& expr) {
   std::set<std::string> names;
   for (const Node* node : operands_first(expr))
     if (node->param != nullptr) names.insert(node->param->name);
+  return names;
+}
+
+std::set<std::string> differentiable_params(const Expr& expr) {
+  std::set<std::string> names;
+  const std::vector<const Node*> nodes = operands_first(expr);
+  std::unordered_set<const Node*> reached{nodes.back()};
+  for (const Node* node : nodes | std::views::reverse) {
+    if (!reached.contains(node) || node->op == Op::stop_gradient) continue;
+    if (node->param != nullptr) names.insert(node->param->name);
+    for (const auto& arg : node->args)
+      if (arg->type == Type::real) reached.insert(arg.get());
+  }
   return names;
 }
 

@@ -20,6 +20,8 @@ Expr fold_batch(const Expr& expr, std::int64_t batch, const std::map<std::string
 
 /// The names of the parameters that an expression reads.
 std::set<std::string> params_of(const Expr& expr);
+/// Those that a derivative leads to, be it zero: not what only conditions, indices or stopped gradients read.
+std::set<std::string> differentiable_params(const Expr& expr);
 
 /// For each dimension of a parameter: "batch" or "head" if every read in the expressions has exactly that symbol as its index there, else
 /// "". Empty if the parameter is not read.

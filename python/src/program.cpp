@@ -7,9 +7,11 @@
 #include <array>
 #include <chrono>
 #include <functional>
+#include <set>
 
 #include "ahead.h"
 #include "array.h"
+#include "expression.h"
 #include "plan/signature.h"
 
 namespace nb = nanobind;
@@ -102,6 +104,16 @@ struct Program::Site {
     return {};
   }
 };
+
+std::vector<std::size_t> Program::constants_of(const Attention& attention, const std::vector<Param>& params) {
+  std::set<std::string> reached;
+  if (attention.score_mod.present()) reached = differentiable_params(attention.score_mod);
+  if (attention.sink) reached.insert(attention.sink->name());
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < params.size(); ++i)
+    if (!reached.contains(params[i].name())) found.push_back(i);
+  return found;
+}
 
 std::int64_t Program::next_number() {
   static std::int64_t number = 0;

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,11 @@ class Program {
   const Attention& attention() const { return attention_; }
   const std::vector<Param>& params() const { return params_; }
   std::int64_t planned() const { return planned_; }
+  /// Positions of parameters that no derivative leads to: only the mask, conditions and the like read them.
+  const std::vector<std::size_t>& constants() const {
+    if (!constants_) constants_ = constants_of(attention_, params_);
+    return *constants_;
+  }
 
   /// Arguments of a call: arrays by slot (tensors, then lengths; None: absent), and a sequence with one array per parameter.
   struct Arguments {
@@ -56,6 +62,7 @@ class Program {
   struct Site;
 
   static std::int64_t next_number();
+  static std::vector<std::size_t> constants_of(const Attention& attention, const std::vector<Param>& params);
   static base::LruCache<Site>& sites();
   TensorView view(nanobind::handle array, const char* name, std::size_t slot) const;
   std::vector<TensorView> read(const Arguments& arguments) const;
@@ -71,7 +78,8 @@ class Program {
   const bool heads_first_;
   const std::int64_t number_ = next_number();  ///< distinguishes its calls from those of other programs
   std::int64_t planned_ = 0;
-  std::array<std::shared_ptr<const Site>, 2> last_;  ///< the last site of each pass, which the next call most likely uses
+  mutable std::optional<std::vector<std::size_t>> constants_;  ///< once asked for, with the GIL held
+  std::array<std::shared_ptr<const Site>, 2> last_;            ///< the last site of each pass, which the next call most likely uses
 };
 
 }  // namespace foveal::python

@@ -63,6 +63,30 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.foveal.backward.default, arguments)
 
 
+def test_what_no_derivative_leads_to_gets_no_gradient():
+    """As in torch, also where it was made by an operation that has no derivative."""
+    q, k, v = tensors(1, 6, 2, 4)
+    t = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    steps = t // 0.7
+    scores = {
+        "mask": (None, lambda b, h, i, j: (steps[j] > -9) & (t[i] > -9)),
+        "condition": (lambda s, b, h, i, j: torch.where(steps[j] > 0, s, 2 * s), None),
+        "integer": (lambda s, b, h, i, j: s * t[i].long(), foveal.causal()),
+        "detached": (lambda s, b, h, i, j: s * t.detach()[i] + s * t[j].detach(), foveal.causal()),
+    }
+    for score, mask in scores.values():
+        foveal.torch.attention(q, k, v, score, mask).sum().backward()
+        assert t.grad is None and q.grad is not None
+        compiled = torch.compile(lambda *x: foveal.torch.attention(*x, score, mask))  # noqa: B023
+        compiled(q, k, v).sum().backward()
+        assert t.grad is None
+    foveal.torch.attention(q, k, v, lambda s, b, h, i, j: s + t[i] + t[j].floor()).sum().backward()  # a derivative, which is zero
+    assert (t.grad == 0).all()
+    sink = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    foveal.torch.attention(q, k, v, sink=sink).sum().backward()
+    assert (sink.grad != 0).any()
+
+
 def test_explain_is_of_the_pass_that_training_runs():
     """A gradient that the captured tensor requires takes kernels of its own."""
     q, k, v = tensors(1, 6, 2, 4, dtype=torch.float32)

@@ -392,7 +392,7 @@ def _trace_like(
 def _key_outside(*traced: Any) -> tuple[str, list[Tensor]]:
     """Functions are run on symbols: a graph break."""
     found = _trace_like(*traced)
-    return found.program.key, found.arrays
+    return found.program.key, _reached(found)
 
 
 # torch.compile takes objects like Expr for constants from 2.13 on (not yet in 2.11); before, they cost a graph break too.
@@ -419,4 +419,11 @@ def bound(
         outside: tuple[str, list[Tensor]] = _key_outside(score_mod, mask, options, arguments, heads_first, like)
         return outside
     found = _trace_like(score_mod, mask, options, arguments, heads_first, like)
-    return found.program, found.arrays
+    return found.program, _reached(found)
+
+
+def _reached(found: Bound) -> list[Tensor]:
+    """The tensors of a program. What no derivative leads to, such as what the mask reads, gets no gradient, as in torch."""
+    if not found.program.constants:
+        return found.arrays
+    return [array.detach() if at in found.program.constants else array for at, array in enumerate(found.arrays)]
