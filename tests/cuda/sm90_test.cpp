@@ -712,7 +712,7 @@ TEST(Sm90Schedule, TheLastSectionEvensOut) {
   }
 }
 
-TEST(Sm90Schedule, EvenAndShortTasksStayInRounds) {
+TEST(Sm90Schedule, EvenAndShortTasksStayPersistent) {
   Sm90Tasks tasks{.row_cost = {30.0, 30.0}, .heads = 16, .batch = 2, .head_bytes = 1 << 20};
   const Sm90Schedule even = sm90_schedule(tasks, schedule_costs::backward, h200);
   EXPECT_EQ(even.dealing, Sm90Dealing::persistent);
@@ -727,7 +727,7 @@ TEST(Sm90Schedule, EvenAndShortTasksStayInRounds) {
 }
 
 /// A CTA for each task costs what it gains where rounds leave little idle: what was measured at head dim 128.
-TEST(Sm90Schedule, OneEachIsForRoundsThatLeaveMuchIdle) {
+TEST(Sm90Schedule, OneTaskPerCtaIsForGridsThatIdleMuch) {
   const Sm90Mask mask{.tiles = Sm90Tiles::causal, .band = {-(std::int64_t{1} << 30), 0}};
   const auto dealing = [&](std::int64_t heads, std::int64_t heads_kv, std::int64_t seqlen) {
     const Sm90Tasks tasks{.row_cost = sm90_row_cost(mask, seqlen, 128, seqlen, 160, false),
@@ -742,7 +742,7 @@ TEST(Sm90Schedule, OneEachIsForRoundsThatLeaveMuchIdle) {
   for (const std::int64_t seqlen : {16384, 32768, 65536}) EXPECT_EQ(dealing(32, 8, seqlen), Sm90Dealing::persistent);
 }
 
-TEST(Sm90Schedule, RowsThatWaitForEachOtherTakeTurns) {  // all CTAs run, whatever were quicker
+TEST(Sm90Schedule, RowsThatWaitForEachOtherComeInOrder) {  // all CTAs run, whatever were quicker
   for (const double first : {3.0, 50.0}) {
     const Sm90Tasks tasks{.row_cost = {first, 3.0}, .heads = 16, .batch = 3, .head_bytes = 1 << 20, .first_row_first = true};
     const Sm90Schedule turns = sm90_schedule(tasks, schedule_costs::backward, h200, true);
