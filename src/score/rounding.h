@@ -3,9 +3,9 @@
 
 namespace foveal::scoring {
 
-// Not inline: GCC 12 makes one vector of two neighbours that are rounded to float, and then leaves the rounding out.
-double to_float32(double x);
-double to_bfloat16(double x);
-double to_float16(double x);
+// Not inlined, in groups of files neither: GCC 12 makes one vector of two neighbours that are rounded to float, and then leaves the rounding out.
+[[gnu::noinline]] double to_float32(double x);
+[[gnu::noinline]] double to_bfloat16(double x);
+[[gnu::noinline]] double to_float16(double x);
 
 }  // namespace foveal::scoring
