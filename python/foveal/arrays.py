@@ -90,7 +90,9 @@ def dtype_named(name: str, argument: str = "array", by_bits: bool = False) -> DT
     try:
         return _BITS[name] if by_bits and name in _BITS else _DTYPES[name]
     except KeyError:
-        raise ValueError(f"{argument}: dtype {name} is not supported; expected one of {', '.join(_DTYPES)}") from None
+        kinds = _REAL if argument in ("q", "k", "v") and not by_bits else set(_DTYPES.values())
+        expected = ", ".join(known for known, dtype in _DTYPES.items() if dtype in kinds)
+        raise ValueError(f"{argument}: dtype {name} is not supported; expected one of {expected}") from None
 
 
 def type_of(array: Any, argument: str = "array", by_bits: bool = False) -> Type:

@@ -254,6 +254,7 @@ Problem make(const Attention& attention, const Call& call) {
     check_something_is_wanted(p);
     compile_score(p);
   } catch (const Error& error) {
+    if (p.head_dim == 0) throw;  // the sizes have not been read
     base::fail(error.code(), error.what(), " [", headline(p), "]");
   }
   return p;

@@ -75,6 +75,7 @@ template <class Number>
 Number number(const Token& token, std::string_view text, const char* expected = "a number") {
   Number value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc::result_out_of_range) fail_at(token, "'", text, "' is out of range; expected ", expected);
   if (error != std::errc{} || end != text.data() + text.size()) fail_at(token, "'", text, "'; expected ", expected);
   return value;
 }
@@ -178,6 +179,7 @@ void parse_grads(const Token& token, Line& line) {
   for (const std::string_view name : split(token.value, ',')) {
     bool Line::*which = name == "dq" ? &Line::dq : name == "dk" ? &Line::dk : name == "dv" ? &Line::dv : nullptr;
     if (which == nullptr) fail_at(token, "'", name, "'; expected dq, dk, dv or none");
+    if (line.*which) fail_at(token, "'", name, "' given twice");
     line.*which = true;
   }
 }

@@ -125,6 +125,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{"sink=s", "sink: 's' is no param of this line"},
                     Wrong{"dropout=0.1:2:3:4", "expected p, p:seed, p:seed:offset or p:seed:offset:memory"},
                     Wrong{"backward grads=dx", "'dx'; expected dq, dk, dv or none"},
+                    Wrong{"backward grads=dq,dk,dq", "grads: 'dq' given twice"},
+                    Wrong{"scale=1e-400", "scale: '1e-400' is out of range; expected a number"},
+                    Wrong{"b99999999999999999999", "'99999999999999999999' is out of range; expected a number"},
                     Wrong{"strategy=fast", "'fast'; expected one of automatic, fused, split, two_scan"},
                     Wrong{"device=tpu", "expected cpu, cuda or cuda:N"}, Wrong{"backend=\"a b\"", "a name has letters, digits and _"},
                     Wrong{"target=\"a=b\"", "a name has letters, digits and _"}, Wrong{"strides=q", "expected name:stride,stride"},
@@ -195,6 +198,17 @@ TEST(Problem, OfALineWithTooFewStridesIsRefused) {
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("strides of lse: 2 of them; expected 3"), std::string::npos) << error.what();
   }
+}
+
+/// What a call has not said yet is not said in its errors: "[forward f32 b0 h0 q0 d0]".
+TEST(Problem, ErrorsBeforeSizesAreReadNameNone) {
+  std::vector<float> data(64);
+  for (const TensorView& q : {TensorView(data.data(), DType::f32, {2, 2, 16}), TensorView(data.data(), DType::i64, {1, 2, 1, 16})}) try {
+      make_problem({}, ForwardInputs{.q = q, .k = q, .v = q}, {.out = q});
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()).find("[forward"), std::string::npos) << error.what();
+    }
 }
 
 TEST(CaseData, EqualLinesGiveEqualData) {

@@ -62,7 +62,7 @@ def test_other_places_take_none():
     q, x = np.zeros((1, N, 1, 1), np.float32), VALUES["uint16"]
     with pytest.raises(ValueError, match="t: dtype uint16 is not supported"):
         foveal.attention(q, q, q, "score + t[q_idx]", params={"t": x})
-    with pytest.raises(ValueError, match="q: dtype uint16 is not supported"):
+    with pytest.raises(ValueError, match="q: dtype uint16 is not supported; expected one of float64, float32, bfloat16, float16$"):
         foveal.attention(x.reshape(1, N, 1, 1), q, q)
     wide = x.astype(np.uint64)
     with pytest.raises(ValueError, match="uint64 is not supported"):
