@@ -100,25 +100,26 @@ void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::spa
   constexpr Interval zero{0, 0};
   const auto operand = [&values](ValueId id) { return id < 0 ? Interval{0, 0} : values[static_cast<std::size_t>(id)]; };
   const auto bounds = [&](const Linear& sum) {
-    double low = static_cast<double>(sum.constant), high = low;
+    double low = static_cast<double>(sum.constant), high = low, far_low = std::abs(low), far_high = far_low;
     for (const Linear::Term& term : sum.terms) {
       const Interval& atom = values[static_cast<std::size_t>(term.atom)];
       const auto coefficient = static_cast<double>(term.coefficient);
-      low += coefficient * (coefficient > 0 ? atom.low : atom.high);
-      high += coefficient * (coefficient > 0 ? atom.high : atom.low);
+      const double least = coefficient * (coefficient > 0 ? atom.low : atom.high),
+                   most = coefficient * (coefficient > 0 ? atom.high : atom.low);
+      low += least, far_low += std::abs(least);
+      high += most, far_high += std::abs(most);
     }
-    return interval_rules::whole({low, high});
+    // Terms that cancel leave the rounding of far larger partial sums.
+    const auto rounding = [&sum](double far) { return far < 0x1p53 ? 0 : far * static_cast<double>(2 * sum.terms.size() + 2) * 0x1p-52; };
+    return Interval{low - rounding(far_low), high + rounding(far_high)};
   };
   for (ValueId id = 0; id < program_.size(); ++id) {
     const Instr& instr = program_[id];
     Interval& value = values[static_cast<std::size_t>(id)];
     switch (instr.op) {
-      case Op::real_const: {
-        const bool exact_in_float = static_cast<double>(static_cast<float>(instr.real)) == instr.real;
-        value = {instr.real, instr.real};
-        if (!exact_in_float) value = interval_rules::widened(value);
+      case Op::real_const:
+        value = interval_rules::in_kernels(instr.real);
         break;
-      }
       case Op::integer_const:
       case Op::boolean_const:
         value = interval_rules::whole({static_cast<double>(instr.integer), static_cast<double>(instr.integer)});

@@ -69,10 +69,16 @@ Interval widened(Interval x) {
   return x;
 }
 
+Interval in_kernels(double value) {
+  const auto single = static_cast<float>(value);
+  const bool exact = static_cast<double>(single) == value && std::fpclassify(single) != FP_SUBNORMAL;
+  return exact ? Interval{value, value} : widened({value, value});
+}
+
 Interval whole(Interval x) {
-  constexpr double exact = 0x1p53, margin = 0x1p-50;
-  if (std::isfinite(x.low) && std::abs(x.low) > exact) x.low -= std::abs(x.low) * margin;
-  if (std::isfinite(x.high) && std::abs(x.high) > exact) x.high += std::abs(x.high) * margin;
+  constexpr double exact = 0x1p53, margin = 0x1p-50;  // a larger number may have been rounded to the first that is not exact
+  if (std::isfinite(x.low) && std::abs(x.low) >= exact) x.low -= std::abs(x.low) * margin;
+  if (std::isfinite(x.high) && std::abs(x.high) >= exact) x.high += std::abs(x.high) * margin;
   return x;
 }
 

@@ -5,9 +5,10 @@
 
 namespace foveal::scoring::interval_rules {
 
-Interval everything(Type type);  ///< of a value about which nothing is known
-Interval widened(Interval x);    ///< by the rounding error of one real operation
-Interval whole(Interval x);      ///< of integers: widened beyond 2^53, where doubles are not exact
+Interval everything(Type type);     ///< of a value about which nothing is known
+Interval widened(Interval x);       ///< by the rounding error of one real operation
+Interval in_kernels(double value);  ///< of a constant or element: kernels may have it as a float, and count subnormal ones as 0
+Interval whole(Interval x);         ///< of integers: widened beyond 2^53, where doubles are not exact
 
 using Rule = Interval(Type type, const Interval& a, const Interval& b, const Interval& c);
 

@@ -31,7 +31,8 @@ constexpr Interval nothing{inf, -inf, false};
 /// Bounds of blocks of the last two dimensions, as a pyramid for every slice (every index of the outer dimensions).
 class DataReadRanges::Summary {
  public:
-  Summary(const TensorView& tensor, std::pmr::memory_resource* memory) : tensor_(at_least_2d(tensor)), levels_(memory) {
+  Summary(const TensorView& tensor, std::pmr::memory_resource* memory)
+      : tensor_(at_least_2d(tensor)), is_real_(is_floating(tensor.dtype)), levels_(memory) {
     for (std::size_t i = 0; i < outer(); ++i) slices_ *= tensor_.sizes[i];
   }
 
@@ -110,8 +111,7 @@ class DataReadRanges::Summary {
     const double value =
         base::load(tensor_.data, tensor_.dtype, slice_offset + row * tensor_.strides[outer()] + column * tensor_.strides[outer() + 1]);
     if (std::isnan(value)) return {-inf, inf, true};
-    const bool exact = tensor_.dtype != DType::f64 || static_cast<double>(static_cast<float>(value)) == value;
-    return exact ? Interval{value, value} : interval_rules::widened({value, value});
+    return is_real_ ? interval_rules::in_kernels(value) : Interval{value, value};
   }
 
   void build() const {
@@ -162,6 +162,7 @@ class DataReadRanges::Summary {
   }
 
   TensorView tensor_;  ///< of rank 2 or more
+  bool is_real_;
   std::int64_t slices_ = 1;
   mutable std::once_flag built_;
   mutable std::pmr::vector<Level> levels_;

@@ -106,6 +106,37 @@ TEST(Bounds, LargeIntegersAreNotRounded) {
   EXPECT_EQ(kept(0, 0).high, 1);
 }
 
+/// Partial sums of 2^62 whose difference is a small number.
+TEST(Bounds, SumsThatCancelAreRounded) {
+  const Expr mask = 2041642190 * q_idx - 1414579300 * kv_idx == 814912030;
+  EXPECT_EQ(keep(mask, box({553293787, 553293787}, {798561055, 798561055})).high, 1);
+  EXPECT_TRUE(none(keep(mask, box({553293787, 553293787}, {798561056, 798561056}))));
+  const Param a{"a", {1}, Type::integer}, b{"b", {1}, Type::integer};
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 20000; ++i) {
+    const auto pick = [&](std::int64_t low, std::int64_t high) { return std::uniform_int_distribution<std::int64_t>(low, high)(random); };
+    const std::int64_t m = pick(1, 1 << 20), n = pick(1, 1 << 20), x = pick(0, std::int64_t{1} << 42), y = m * x / n;
+    std::int64_t data[] = {x, y};
+    const scoring::ScoreProgram program = scoring::compile({.mask = m * a(0) - n * b(0) + kv_idx == 3 + m * x - n * y, .params = {a, b}});
+    const scoring::DataReadRanges reads(program.params, {TensorView(&data[0], DType::i64, {1}), TensorView(&data[1], DType::i64, {1})});
+    const auto kept = [&](double kv) {
+      return scoring::evaluate(program.mask, box({0, 0}, {kv, kv}), reads)[program.mask.outputs.front()];
+    };
+    ASSERT_EQ(kept(3).high, 1) << program.text << " of " << x << ", " << y;
+    ASSERT_EQ(kept(4).low, 0) << program.text << " of " << x << ", " << y;
+  }
+}
+
+/// Kernels in single precision count them as 0.
+TEST(Bounds, SubnormalNumbersMayBeZero) {
+  const Param x{"x", {2}};
+  const float data[] = {1e-40f, 0};
+  const scoring::ScoreProgram program = scoring::compile({.mask = (x(kv_idx) > 0.0) | (Expr(1e-40) * x(0) > 1.0), .params = {x}});
+  const scoring::DataReadRanges reads(program.params, {TensorView(const_cast<float*>(data), DType::f32, {2})});
+  const Interval result = scoring::evaluate(program.mask, box({0, 0}, {0, 0}), reads)[program.mask.outputs.front()];
+  EXPECT_TRUE(result.low == 0 && result.high == 1);
+}
+
 /// The truth: every element of the box, one by one.
 Interval brute_force(const std::vector<double>& data, const std::vector<std::int64_t>& shape, const std::vector<Interval>& index) {
   Interval range{INFINITY, -INFINITY};
