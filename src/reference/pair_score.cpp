@@ -5,6 +5,8 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "problem/outside.h"
+#include "score/bounds.h"
+#include "score/op_table.h"
 
 namespace foveal::reference {
 
@@ -39,6 +41,51 @@ void ParamValues::refuse_outside(const Point& point) const {
                                                              point.batch, point.head, point.q_idx, point.kv_idx}));
 }
 
+namespace {
+
+/// What the types of parameters hold, whatever the index.
+class TypeRanges : public scoring::ReadRanges {
+ public:
+  explicit TypeRanges(const problem::Problem& problem) : problem_(problem) {}
+  scoring::Interval range(std::int32_t param, std::span<const scoring::Interval>) const override {
+    return scoring::range_of(problem_.param(param).tensor.dtype);
+  }
+
+ private:
+  const problem::Problem& problem_;
+};
+
+}  // namespace
+
+PairScore::PairScore(const problem::Problem& problem, const problem::Buffers& buffers, scoring::Scalar* values)
+    : problem_(problem),
+      params_(problem, buffers.params),
+      values_(values),
+      mask_(checked(problem.score->mask)),
+      forward_(checked(problem.score->forward)),
+      backward_(checked(problem.score->backward)) {}
+
+PairScore::Checked PairScore::checked(const scoring::Program& program) const {
+  Checked checked{program, {}};
+  if (program.empty()) return checked;
+  auto bounds = scoring::evaluate(program, problem::box_of(problem_), TypeRanges(problem_));
+  for (scoring::ValueId id = 0; id < program.size(); ++id)
+    if (scoring::may_leave_64_bits(program, id, bounds.span())) checked.may_overflow.push_back(id);
+  return checked;
+}
+
+double PairScore::evaluate(const Checked& checked, const Point& point) {
+  const double result = scoring::evaluate(checked.program, point, params_, values_);
+  for (const scoring::ValueId id : checked.may_overflow) {
+    const scoring::Instr& instr = checked.program[id];
+    const std::int64_t a = values_[instr.arg[0]].integer, b = instr.arg[1] < 0 ? 0 : values_[instr.arg[1]].integer;
+    FOVEAL_CHECK(!scoring::overflows(instr.op, a, b), "score_mod or mask: an integer leaves 64 bits at batch ", point.batch, ", head ",
+                 point.head, ", q_idx ", point.q_idx, ", kv_idx ", point.kv_idx, "; expected integers of 64 bits (compute it in reals ",
+                 "with to_real)");
+  }
+  return result;
+}
+
 std::int64_t PairScore::scalars(const problem::Problem& problem) {
   const scoring::ScoreProgram& score = *problem.score;
   return static_cast<std::int64_t>(std::max({score.mask.code.size(), score.forward.code.size(), score.backward.code.size()}));
@@ -47,7 +94,7 @@ std::int64_t PairScore::scalars(const problem::Problem& problem) {
 bool PairScore::keeps(const Point& point) {
   if (problem_.score->mask.empty()) return true;
   params_.forget();
-  const bool keep = scoring::evaluate(problem_.score->mask, point, params_, values_) != 0;
+  const bool keep = evaluate(mask_, point) != 0;
   if (keep) params_.refuse_outside(point);
   return keep;
 }
@@ -55,14 +102,14 @@ bool PairScore::keeps(const Point& point) {
 double PairScore::modified(const Point& point) {
   if (problem_.score->forward.empty()) return point.score;
   params_.forget();
-  const double modified = scoring::evaluate(problem_.score->forward, point, params_, values_);
+  const double modified = evaluate(forward_, point);
   params_.refuse_outside(point);
   return modified;
 }
 
 double PairScore::derivative(const Point& point) {
   if (problem_.score->backward.empty()) return 1;
-  scoring::evaluate(problem_.score->backward, point, params_, values_);
+  evaluate(backward_, point);
   return values_[problem_.score->dscore].real;
 }
 

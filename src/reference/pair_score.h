@@ -33,8 +33,7 @@ class ParamValues : public scoring::ParamReader {
 class PairScore {
  public:
   /// values: scalars(problem) of them.
-  PairScore(const problem::Problem& problem, const problem::Buffers& buffers, scoring::Scalar* values)
-      : problem_(problem), params_(problem, buffers.params), values_(values) {}
+  PairScore(const problem::Problem& problem, const problem::Buffers& buffers, scoring::Scalar* values);
   static std::int64_t scalars(const problem::Problem& problem);
 
   /// Does the mask keep the pair?
@@ -49,9 +48,19 @@ class PairScore {
   std::int64_t element(std::size_t read) const;
 
  private:
+  /// A program, and those of its integers that some elements of parameters make overflow.
+  struct Checked {
+    const scoring::Program& program;
+    std::vector<scoring::ValueId> may_overflow;
+  };
+  Checked checked(const scoring::Program& program) const;
+  /// Throws invalid_argument where an integer leaves 64 bits.
+  double evaluate(const Checked& checked, const scoring::Point& point);
+
   const problem::Problem& problem_;
   ParamValues params_;
   scoring::Scalar* values_;
+  Checked mask_, forward_, backward_;
 };
 
 }  // namespace foveal::reference

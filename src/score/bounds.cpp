@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include "score/op_table.h"
+
 namespace foveal::scoring {
 
 std::vector<IndexCheck> check_reads(const Program& program, const std::vector<ParamInfo>& params, const Box& box, const ReadRanges& reads,
@@ -47,17 +49,20 @@ bool is_inside(const Interval& index, std::int64_t size) { return index.low >= 0
 
 bool fits_32_bits(const Interval& bounds) { return bounds.low >= -2147483648.0 && bounds.high <= 2147483647.0; }
 
-std::optional<Interval> beyond_64_bits(const Program& program, std::span<const Interval> values) {
+bool may_leave_64_bits(const Program& program, ValueId id, std::span<const Interval> values) {
   constexpr double limit = 0x1p63, margin = 0x1p23;  // the margin covers rounding of the bounds
-  const auto computes = [](Op op) {
-    return op == Op::add || op == Op::sub || op == Op::mul || op == Op::neg || op == Op::abs || op == Op::shift_left;
-  };
-  for (std::size_t id = 0; id < program.code.size(); ++id) {
-    const Instr& instr = program.code[id];
-    const Interval& value = values[id];
-    const bool known = std::isfinite(value.low) && std::isfinite(value.high);
-    if (instr.type == Type::integer && computes(instr.op) && known && (value.low < margin - limit || value.high > limit - margin))
-      return value;
+  const Instr& instr = program[id];
+  const auto of = [values](ValueId value) { return values[static_cast<std::size_t>(value)]; };
+  if (instr.type != Type::integer || !may_overflow(instr.op)) return false;
+  if (instr.op == Op::floor_div)  // by -1
+    return of(instr.arg[0]).low < margin - limit && of(instr.arg[1]).low <= -1 && of(instr.arg[1]).high >= -1;
+  return of(id).low < margin - limit || of(id).high > limit - margin;
+}
+
+std::optional<Interval> beyond_64_bits(const Program& program, std::span<const Interval> values) {
+  for (ValueId id = 0; id < program.size(); ++id) {
+    const Interval& value = values[static_cast<std::size_t>(id)];
+    if (std::isfinite(value.low) && std::isfinite(value.high) && may_leave_64_bits(program, id, values)) return value;
   }
   return std::nullopt;
 }

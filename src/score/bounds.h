@@ -38,6 +38,9 @@ bool is_inside(const Interval& index, std::int64_t size);
 /// Whether an integer with these bounds is certain to fit in 32 bits.
 bool fits_32_bits(const Interval& bounds);
 
+/// Whether an integer that is computed may overflow 64 bits, by the bounds of a program's values.
+bool may_leave_64_bits(const Program& program, ValueId id, std::span<const Interval> values);
+
 /// The bounds of an integer that may overflow 64 bits, if there is one among a program's values. Unbounded values are not counted.
 std::optional<Interval> beyond_64_bits(const Program& program, std::span<const Interval> values);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -70,11 +71,31 @@ ValueId Graph::intern(Instr instr) {
   is_long_.add(is_long && code_[id].type == Type::integer);
   depends_.add(depends);
   depth_.add(depth);
+  bounds_.add(bounds_of(code_[id]));
   return id;
 }
 
 ValueId Graph::intern(Op op, ValueId a, ValueId b, ValueId c) {
   return intern({.op = op, .type = result_type(op, a, b), .arg = {a, b, c}});
+}
+
+/// Positions have 31 bits, elements of parameters up to 64.
+Interval Graph::bounds_of(const Instr& instr) const {
+  constexpr Interval any{-0x1p63, 0x1p63};
+  if (instr.type == Type::boolean) return {0, 1};
+  if (instr.op == Op::integer_const) return {static_cast<double>(instr.integer), static_cast<double>(instr.integer)};
+  if (is_position(instr.op)) return {0, 0x1p31 - 1};
+  if (instr.type == Type::real || row(instr.op).interval == nullptr || type(instr.arg[0]) == Type::real) return any;
+  const auto of = [this](ValueId id) { return id < 0 ? Interval{0, 0} : bounds_[id]; };
+  const Interval bounds = row(instr.op).interval(instr.type, of(instr.arg[0]), of(instr.arg[1]), of(instr.arg[2]));
+  return {std::max(bounds.low, any.low), std::min(bounds.high, any.high)};
+}
+
+double Graph::reach(const Linear& sum) const {
+  double reach = std::abs(static_cast<double>(sum.constant));
+  for (const Linear::Term& term : sum.terms)
+    reach += std::abs(static_cast<double>(term.coefficient)) * std::max(-bounds_[term.atom].low, bounds_[term.atom].high);
+  return reach;
 }
 
 Type Graph::result_type(Op op, ValueId a, ValueId b) const {
@@ -192,28 +213,44 @@ Linear Graph::linear(ValueId id) const {
   return Linear{{{id, 1}}, 0};
 }
 
+/// By everything but operands.
+int Graph::compare_heads(ValueId a, ValueId b) const {
+  const Instr& x = (*this)[a];
+  const Instr& y = (*this)[b];
+  const auto key = [&](ValueId id, const Instr& instr) {
+    return std::array<int, 5>{is_const(id), !(depends_[id] & depends_score), -depth_[id], static_cast<int>(instr.op),
+                              static_cast<int>(instr.type)};
+  };
+  const auto key_x = key(a, x), key_y = key(b, y);
+  if (key_x != key_y) return key_x < key_y ? -1 : 1;
+  if (x.op == Op::real_const) return x.real < y.real ? -1 : 1;
+  if (is_const(a)) return x.integer < y.integer ? -1 : 1;
+  if (x.param == y.param) return 0;
+  return params_[static_cast<std::size_t>(x.param)].name < params_[static_cast<std::size_t>(y.param)].name ? -1 : 1;
+}
+
 // Independent of the order in which values were made. Interned values with different ids differ in some operand with different ids, so one
 // path downwards decides.
 int Graph::compare(ValueId a, ValueId b) const {
-  while (a != b) {
-    const Instr& x = (*this)[a];
-    const Instr& y = (*this)[b];
-    const auto key = [&](ValueId id, const Instr& instr) {
-      return std::array<int, 4>{is_const(id), !(depends_[id] & depends_score), -depth_[id], static_cast<int>(instr.op)};
-    };
-    const auto key_x = key(a, x);
-    const auto key_y = key(b, y);
-    if (key_x != key_y) return key_x < key_y ? -1 : 1;
-    if (x.type != y.type) return x.type < y.type ? -1 : 1;
-    if (x.op == Op::real_const) return x.real < y.real ? -1 : 1;
-    if (is_const(a)) return x.integer < y.integer ? -1 : 1;
-    if (x.param != y.param)
-      return params_[static_cast<std::size_t>(x.param)].name < params_[static_cast<std::size_t>(y.param)].name ? -1 : 1;
-    a = b = -1;
-    for (std::size_t i = 0; i < x.arg.size() && a == b; ++i) a = x.arg[i], b = y.arg[i];
-    for (std::size_t i = 0; i < x.index.size() && a == b; ++i) a = x.index[i], b = y.index[i];
+  constexpr int far = 16;  // long chains that are equal but for their ends are compared again for each link
+  const auto pair = [](ValueId x, ValueId y) { return static_cast<std::uint64_t>(x) << 32 | static_cast<std::uint32_t>(y); };
+  const std::uint64_t start = pair(a, b);
+  int steps = 0, order = 0;
+  for (; a != b && order == 0; ++steps) {
+    if (const auto known = steps > 0 ? compared_.find(pair(a, b)) : compared_.end(); known != compared_.end()) {
+      order = known->second;
+    } else {
+      order = compare_heads(a, b);
+      if (order != 0) continue;
+      const Instr& x = (*this)[a];
+      const Instr& y = (*this)[b];
+      a = b = -1;
+      for (std::size_t i = 0; i < x.arg.size() && a == b; ++i) a = x.arg[i], b = y.arg[i];
+      for (std::size_t i = 0; i < x.index.size() && a == b; ++i) a = x.index[i], b = y.index[i];
+    }
   }
-  return 0;
+  if (steps > far) compared_.emplace(start, order);
+  return order;
 }
 
 bool Graph::before(ValueId a, ValueId b) const { return compare(a, b) < 0; }

@@ -3,8 +3,8 @@
 // equal values have equal ids, so common subexpressions are computed once.
 //
 // Simplifications are exact. For reals: identities of IEEE arithmetic on finite values, up to the sign of zero; pow(x, 2) is x * x and
-// pow(x, -1) is 1 / x by definition. For integers: all of integer arithmetic. graph.cpp holds storage and canonical order, simplify*.cpp
-// the rules.
+// pow(x, -1) is 1 / x by definition. For integers: all of integer arithmetic; no comparison, quotient or remainder gets an operand that
+// leaves 64 bits where those that were written do not. graph.cpp holds storage and canonical order, simplify*.cpp the rules.
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/id_vector.h"
+#include "score/interval.h"
 #include "score/linear.h"
 #include "score/program.h"
 
@@ -26,6 +27,8 @@ constexpr std::size_t max_values = 1u << 18;
 constexpr std::size_t max_terms = 16;
 constexpr std::int64_t max_coefficient = std::numeric_limits<std::int32_t>::max();
 inline bool fits(const Linear& sum) { return is_within(sum, max_terms, max_coefficient); }
+/// Sums of at most this do not overflow, even after one more step.
+constexpr double max_reach = 0x1p62;
 
 class Graph {
  public:
@@ -77,8 +80,12 @@ class Graph {
   ValueId intern(Instr instr);
   ValueId intern(Op op, ValueId a, ValueId b = -1, ValueId c = -1);
   int compare(ValueId a, ValueId b) const;
+  int compare_heads(ValueId a, ValueId b) const;
   std::int32_t param_position(const Param::Info& param);
   Type result_type(Op op, ValueId a, ValueId b) const;
+  Interval bounds_of(const Instr& instr) const;
+  /// A bound on every partial sum.
+  double reach(const Linear& sum) const;
 
   // simplify.cpp
   std::optional<ValueId> fold(Op op, ValueId a, ValueId b, ValueId c);
@@ -99,7 +106,9 @@ class Graph {
   ValueId make_xor(ValueId a, ValueId b);
   ValueId make_comparison(Op op, ValueId a, ValueId b);
   ValueId make_real_comparison(Op op, ValueId a, ValueId b);
-  ValueId compare_to_zero(Op op, Linear difference);
+  std::optional<ValueId> compare_to_zero(Op op, Linear difference);
+  std::optional<ValueId> compare_abs(const Linear& difference);
+  std::optional<ValueId> compare_sides(Op op, const Linear& difference);
   std::optional<Linear> difference(ValueId comparison) const;
   ValueId from_truth_table(ValueId flag, bool if_false, bool if_true);
 
@@ -112,8 +121,10 @@ class Graph {
   base::IdVector<std::uint8_t> depends_;
   base::IdVector<std::int32_t> depth_;
   base::IdVector<std::uint8_t> is_long_;        ///< an integer made of elements or of reals, which a double may have to round
+  base::IdVector<Interval> bounds_;  ///< of integers, for all data
   std::unordered_map<ValueId, Linear> linear_;  ///< of values that are not their own atom
   std::unordered_set<ValueId, Hash, Equal> interned_;
+  mutable std::unordered_map<std::uint64_t, int> compared_;  ///< pairs whose order is far below them
   std::vector<Param::Info> params_;
   std::unordered_map<std::string, std::int32_t> param_by_name_;
   bool sealed_;

@@ -60,6 +60,10 @@ struct OpRow {
   GpuCost gpu;
 };
 
+/// Whether an operation on integers may leave 64 bits; and whether it does with these operands.
+bool may_overflow(Op op);
+bool overflows(Op op, std::int64_t a, std::int64_t b);
+
 /// Truncates towards zero and saturates to 64 bits; NaN becomes 0.
 std::int64_t truncated(double x);
 

@@ -288,6 +288,32 @@ constexpr std::array<OpRow, op_count> rows = make_rows();
 
 std::span<const OpRow> op_rows() { return rows; }
 
+bool may_overflow(Op op) {
+  return op == Op::add || op == Op::sub || op == Op::mul || op == Op::floor_div || op == Op::neg || op == Op::abs || op == Op::shift_left;
+}
+
+bool overflows(Op op, std::int64_t a, std::int64_t b) {
+  constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  std::int64_t result = 0;
+  switch (op) {
+    case Op::add:
+      return __builtin_add_overflow(a, b, &result);
+    case Op::sub:
+      return __builtin_sub_overflow(a, b, &result);
+    case Op::mul:
+      return __builtin_mul_overflow(a, b, &result);
+    case Op::floor_div:
+      return a == least && b == -1;
+    case Op::neg:
+    case Op::abs:
+      return a == least;
+    case Op::shift_left:
+      return shifted_left(a, b) >> shift_count(b) != a;
+    default:
+      return false;
+  }
+}
+
 std::int64_t truncated(double x) {
   if (std::isnan(x)) return 0;
   if (x >= 0x1p63) return std::numeric_limits<std::int64_t>::max();

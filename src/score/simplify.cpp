@@ -10,11 +10,6 @@
 namespace foveal::scoring {
 namespace {
 
-/// Whether an operation on integers may.
-bool may_overflow(Op op) {
-  return op == Op::add || op == Op::sub || op == Op::mul || op == Op::floor_div || op == Op::neg || op == Op::abs || op == Op::shift_left;
-}
-
 bool is_power_of_two(double value) {
   int exponent = 0;
   return std::abs(std::frexp(value, &exponent)) == 0.5 && std::abs(exponent) < 100;
@@ -72,16 +67,15 @@ std::optional<ValueId> Graph::fold(Op op, ValueId a, ValueId b, ValueId c) {
   const double value = row(op).value(result, *const_value(a), b < 0 ? 0 : *const_value(b), c < 0 ? 0 : *const_value(c));
   if (std::isnan(value)) return std::nullopt;
   if (type(a) != Type::real && row(op).of_integers) {  // exact beyond 2^53
-    const std::int64_t exact = row(op).of_integers((*this)[a].integer, b < 0 ? 0 : (*this)[b].integer);
-    FOVEAL_CHECK(!may_overflow(op) || std::abs(static_cast<double>(exact) - value) <= 0x1p32, "operator ", row(op).text, ": ", value,
-                 " does not fit 64 bits");
+    const std::int64_t x = (*this)[a].integer, y = b < 0 ? 0 : (*this)[b].integer;
+    FOVEAL_CHECK(!overflows(op, x, y), "operator ", row(op).text, ": ", value, " does not fit 64 bits");
+    const std::int64_t exact = row(op).of_integers(x, y);
     return result == Type::integer ? integer(exact) : boolean(exact != 0);
   }
   if (op == Op::select && result != Type::real) return (*this)[a].integer != 0 ? b : c;
   if (result == Type::real) return real(value);
   if (result == Type::boolean) return boolean(value != 0);
-  constexpr double largest = 0x1p62;  // a conversion of more is undefined
-  return integer(static_cast<std::int64_t>(std::clamp(value, -largest, largest)));
+  return integer(truncated(value));
 }
 
 ValueId Graph::make_real(Op op, ValueId a, ValueId b) {
@@ -92,8 +86,10 @@ ValueId Graph::make_real(Op op, ValueId a, ValueId b) {
   };
   if (op == Op::add || op == Op::sub || op == Op::min || op == Op::max) {  // exact in integers, whose sums have a normal form
     const std::optional<ValueId> x = integer_of(a), y = integer_of(b);
-    const bool is_sum = op == Op::add || op == Op::sub;  // of long ones each is rounded first, and their own sum may not fit
-    if (x && y && !(is_sum && (is_long_[*x] != 0 || is_long_[*y] != 0))) return to_real(make(op, *x, *y));
+    const bool is_sum = op == Op::add || op == Op::sub;  // of long ones each is rounded first
+    const bool rounds = x && y && is_sum && (is_long_[*x] != 0 || is_long_[*y] != 0);
+    const bool overflows = x && y && is_sum && reach(combine(linear(*x), linear(*y), 1)) > max_reach;
+    if (x && y && !rounds && !overflows) return to_real(make(op, *x, *y));
   }
   switch (op) {
     case Op::add:
@@ -148,12 +144,12 @@ ValueId Graph::make_unary(Op op, ValueId a) {
     case Op::neg:
       if (instr.op == Op::neg) return instr.arg[0];
       if (instr.op == Op::mul && is_const(instr.arg[0])) return make(Op::mul, real(-(*this)[instr.arg[0]].real), instr.arg[1]);
-      if (from_integer) return to_real(make(Op::neg, instr.arg[0]));
+      if (from_integer && bounds_[instr.arg[0]].low > -0x1p63) return to_real(make(Op::neg, instr.arg[0]));
       break;
     case Op::abs:
       if (instr.op == Op::abs) return a;
       if (instr.op == Op::neg) return make(Op::abs, instr.arg[0]);
-      if (from_integer) return to_real(make(Op::abs, instr.arg[0]));
+      if (from_integer && bounds_[instr.arg[0]].low > -0x1p63) return to_real(make(Op::abs, instr.arg[0]));
       break;
     case Op::floor:
       if (from_integer || instr.op == Op::floor) return a;

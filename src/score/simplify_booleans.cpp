@@ -14,10 +14,14 @@ ValueId Graph::make_not(ValueId a) {
   if (instr.op == Op::logical_not) return instr.arg[0];
   if (instr.op == Op::eq) return intern(Op::ne, instr.arg[0], instr.arg[1]);
   if (instr.op == Op::ne) return intern(Op::eq, instr.arg[0], instr.arg[1]);
-  if (std::optional<Linear> sum = difference(a)) {  // not (d <= 0)  is  1 - d <= 0
-    Linear opposite = negated(*sum);
-    opposite.constant += 1;
-    if (fits(opposite)) return compare_to_zero(Op::le, opposite);
+  if ((instr.op == Op::lt || instr.op == Op::le) && type(instr.arg[0]) == Type::integer) {
+    if (std::optional<Linear> sum = difference(a)) {  // not (d <= 0)  is  1 - d <= 0
+      Linear opposite = negated(*sum);
+      opposite.constant += 1;
+      if (fits(opposite))
+        if (const std::optional<ValueId> simple = compare_to_zero(Op::le, opposite)) return *simple;
+    }
+    return intern(instr.op == Op::lt ? Op::le : Op::lt, instr.arg[1], instr.arg[0]);
   }
   return intern(Op::logical_not, a);
 }
@@ -117,8 +121,10 @@ ValueId Graph::make_comparison(Op op, ValueId a, ValueId b) {
   if (type(a) == Type::real) return make_real_comparison(op, a, b);
   Linear gap = combine(linear(a), linear(b), -1);
   if (op == Op::lt && fits(gap)) gap.constant += 1;
-  if (!fits(gap)) return intern(op, a, b);
-  return compare_to_zero(op == Op::lt ? Op::le : op, gap);
+  if (fits(gap))
+    if (const std::optional<ValueId> simple = compare_to_zero(op == Op::lt ? Op::le : op, gap)) return *simple;
+  if (op == Op::eq || op == Op::ne) sort_pair(a, b);
+  return intern(op, a, b);  // as it is written
 }
 
 ValueId Graph::make_real_comparison(Op op, ValueId a, ValueId b) {
@@ -143,40 +149,66 @@ ValueId Graph::make_real_comparison(Op op, ValueId a, ValueId b) {
   return intern(op, a, b);
 }
 
-/// d op 0 for op in {le, eq, ne}: positive terms to the left, negative ones to the right.
-ValueId Graph::compare_to_zero(Op op, Linear d) {
+/// d op 0 for op in {le, eq, ne}. Nothing where every way to write it might overflow.
+std::optional<ValueId> Graph::compare_to_zero(Op op, Linear d) {
   if (d.is_constant()) return boolean(op == Op::le ? d.constant <= 0 : (d.constant == 0) == (op == Op::eq));
   const std::int64_t divisor = content(d);
   if (op != Op::le && d.constant % divisor != 0) return boolean(op == Op::ne);
   for (Linear::Term& term : d.terms) term.coefficient /= divisor;
   d.constant = -floor_divide(-d.constant, divisor);
   if (op != Op::le && leading_term(d).coefficient < 0) d = negated(d);
-  if (const Linear::Term& term = d.terms[0];
-      d.terms.size() == 1 && is(term.atom, Op::to_integer) && type((*this)[term.atom].arg[0]) == Type::boolean) {
+  const Linear::Term& first = d.terms[0];
+  if (d.terms.size() == 1 && is(first.atom, Op::to_integer) && type(operand(first.atom)) == Type::boolean) {
     const auto holds = [&](std::int64_t truth) {
-      const std::int64_t sum = term.coefficient * truth + d.constant;
+      const std::int64_t sum = first.coefficient * truth + d.constant;
       return op == Op::le ? sum <= 0 : (sum == 0) == (op == Op::eq);
     };
-    return from_truth_table((*this)[term.atom].arg[0], holds(0), holds(1));
+    return from_truth_table(operand(first.atom), holds(0), holds(1));
   }
-  if (op == Op::le && d.terms.size() == 1 && is(d.terms[0].atom, Op::abs)) {
-    const Linear inner = linear((*this)[d.terms[0].atom].arg[0]);
-    Linear low = negated(inner), high = inner;  // abs(x) <= w: x - w <= 0 and -x - w <= 0;  abs(x) >= c: c - x <= 0 or c + x <= 0
-    low.constant += d.constant;
-    high.constant += d.constant;
-    const bool at_most = d.terms[0].coefficient > 0;
-    if (at_most && d.constant > 0) return boolean(false);
-    if (!at_most && d.constant <= 0) return boolean(true);
-    return make(at_most ? Op::logical_and : Op::logical_or, compare_to_zero(Op::le, low), compare_to_zero(Op::le, high));
-  }
+  if (op == Op::le && d.terms.size() == 1 && is(first.atom, Op::abs))
+    if (const std::optional<ValueId> simple = compare_abs(d)) return simple;
+  return compare_sides(op, d);
+}
+
+/// d <= 0 of c - abs(x) or abs(x) - c, as two comparisons of x. Nothing where these would hold more of abs, whose comparisons would double
+/// at each level, or might overflow.
+std::optional<ValueId> Graph::compare_abs(const Linear& d) {
+  const Linear inner = linear(operand(d.terms[0].atom));
+  const bool at_most = d.terms[0].coefficient > 0;
+  if (at_most && d.constant > 0) return boolean(false);
+  if (!at_most && d.constant <= 0) return boolean(true);
+  if (std::ranges::any_of(inner.terms, [this](const Linear::Term& term) { return is(term.atom, Op::abs); })) return std::nullopt;
+  Linear low = negated(inner), high = inner;  // abs(x) <= w: x - w <= 0 and -x - w <= 0;  abs(x) >= c: c - x <= 0 or c + x <= 0
+  low.constant += d.constant;
+  high.constant += d.constant;
+  const std::optional<ValueId> first = compare_to_zero(Op::le, low), second = compare_to_zero(Op::le, high);
+  if (!first || !second) return std::nullopt;
+  return make(at_most ? Op::logical_and : Op::logical_or, *first, *second);
+}
+
+/// Positive terms to the left, negative ones to the right; but a number that may have 64 bits stays alone on its side, as what is added to
+/// it might overflow: kv_idx - 10 <= limit[q_idx].
+std::optional<ValueId> Graph::compare_sides(Op op, const Linear& d) {
+  const auto is_large = [this](const Linear::Term& term) { return reach({{term}, 0}) > max_reach; };
+  const auto large = std::ranges::find_if(d.terms, is_large);
+  const bool alone = std::ranges::count_if(d.terms, is_large) == 1;
   Linear left, right;
-  for (const Linear::Term& term : d.terms) (term.coefficient > 0 ? left : right).terms.push_back({term.atom, std::abs(term.coefficient)});
-  if (op == Op::le && d.constant == 1 && !left.terms.empty() && !right.terms.empty())
-    return intern(Op::lt, from_linear(left), from_linear(right));
-  if (right.terms.empty() || (d.constant < 0 && !left.terms.empty())) {
+  for (const Linear::Term& term : d.terms) {
+    if (alone ? (term.atom == large->atom) == (large->coefficient > 0) : term.coefficient > 0)
+      left.terms.push_back(term);
+    else
+      right.terms.push_back({term.atom, -term.coefficient});
+  }
+  const bool two_sides = !left.terms.empty() && !right.terms.empty();
+  if (two_sides && op == Op::le && d.constant == 1)
+    op = Op::lt;
+  else if (right.terms.empty() || (two_sides && (alone ? large->coefficient > 0 : d.constant < 0)))
     right.constant = -d.constant;
-  } else {
+  else
     left.constant = d.constant;
+  for (const Linear* side : {&left, &right}) {
+    const bool is_atom = side->terms.size() == 1 && side->terms[0].coefficient == 1 && side->constant == 0;
+    if (!is_atom && reach(*side) > max_reach) return std::nullopt;
   }
   return intern(op, from_linear(left), from_linear(right));
 }

@@ -94,13 +94,13 @@ ValueId Graph::make_quotient(Op op, ValueId a, ValueId b) {
   if (!is_const(b)) return intern(op, a, b);
   const std::int64_t d = (*this)[b].integer;
   if (d == 0) return integer(0);  // as in evaluation; lower() refuses a literal 0
-  if (d < 0 && fits(negated(linear(b)))) {
+  const Linear x = linear(a);
+  if (d < 0 && fits(negated(linear(b))) && reach(x) <= max_reach) {
     const ValueId flipped = make(op, make(Op::neg, a), integer(-d));
     return op == Op::mod ? make(Op::neg, flipped) : flipped;
   }
   if (d < 0) return intern(op, a, b);
   // x = d * whole + rest with 0 <= rest.constant < d:  x // d = whole + rest // d,  x % d = rest % d
-  const Linear x = linear(a);
   Linear whole, rest;
   for (const Linear::Term& term : x.terms) {
     if (term.coefficient % d == 0) {
@@ -111,6 +111,8 @@ ValueId Graph::make_quotient(Op op, ValueId a, ValueId b) {
   }
   whole.constant = floor_divide(x.constant, d);
   rest.constant = floor_modulo(x.constant, d);
+  if (!fits(rest) || (rest.constant != x.constant && !rest.is_constant() && reach(rest) > max_reach))
+    whole.constant = 0, rest.constant = x.constant;  // what was not written might overflow
   if (rest.is_constant()) return op == Op::mod ? integer(rest.constant) : from_linear(whole);
   const ValueId remaining = from_linear(rest);
   const Instr inner = (*this)[remaining];
@@ -164,12 +166,7 @@ ValueId Graph::make_integer_unary(Op op, ValueId a) {
     if (instr.op == Op::mod && is_const(instr.arg[1]) && (*this)[instr.arg[1]].integer > 0) return a;
     return instr.op == Op::neg ? make(op, instr.arg[0]) : intern(op, a);
   }
-  double low = static_cast<double>(sum.constant), high = low;  // to_int32 of sums of positions, which are below 2^31
-  for (const Linear::Term& term : sum.terms) {
-    if (!is_position((*this)[term.atom].op)) return intern(op, a);
-    (term.coefficient > 0 ? high : low) += static_cast<double>(term.coefficient) * 2147483647.0;
-  }
-  return low >= -2147483648.0 && high <= 2147483647.0 ? a : intern(op, a);
+  return bounds_[a].low >= -0x1p31 && bounds_[a].high <= 0x1p31 - 1 ? a : intern(op, a);
 }
 
 }  // namespace foveal::scoring

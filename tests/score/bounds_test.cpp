@@ -90,6 +90,16 @@ TEST(Bounds, IntegersBeyond64Bits) {
   EXPECT_FALSE(overflow(score + q_idx * kv_idx * q_idx));
   EXPECT_TRUE(overflow(score + q_idx * kv_idx * q_idx * kv_idx));
   EXPECT_FALSE(overflow(score + to_real(q_idx * kv_idx * q_idx) * kv_idx));
+  const Param a{"a", {1}, Type::integer}, b{"b", {1}, Type::integer};
+  const auto quotient = [&](std::int64_t x, std::int64_t y) {
+    const scoring::ScoreProgram program = scoring::compile({.mask = floor_div(a(0), b(0)) > 0, .params = {a, b}});
+    const scoring::DataReadRanges reads(program.params, {TensorView(&x, DType::i64, {1}), TensorView(&y, DType::i64, {1})});
+    return scoring::beyond_64_bits(program.mask, scoring::evaluate(program.mask, box({0, 0}, {0, 0}), reads).span());
+  };
+  constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min(), most = std::numeric_limits<std::int64_t>::max();
+  EXPECT_TRUE(quotient(least, -1));
+  EXPECT_FALSE(quotient(least, 1));
+  EXPECT_FALSE(quotient(most, -1));
 }
 
 /// Doubles do not tell these apart: bounds must not say that they are equal.

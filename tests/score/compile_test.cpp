@@ -297,6 +297,48 @@ TEST(Compile, ComparisonsWithTheLargestIntegersAreRight) {
   }
 }
 
+/// A number that may have 64 bits stays alone: what is added to it could overflow. Where two of them meet, a comparison stays as written.
+TEST(Compile, ComparisonsAddNothingToLargeNumbers) {
+  const Param limit{"limit", {8}, Type::integer};
+  for (const auto& [text, canonical] : {std::pair{"kv_idx - 10 <= limit[q_idx]", "kv_idx - 10 <= limit[q_idx]"},
+                                        {"kv_idx <= limit[q_idx] + 10", "kv_idx - 10 <= limit[q_idx]"},
+                                        {"limit[q_idx] > -1 - kv_idx", "-kv_idx <= limit[q_idx]"},
+                                        {"~(kv_idx - 10 <= limit[q_idx])", "limit[q_idx] <= kv_idx - 11"},
+                                        {"q_idx - kv_idx == limit[0] + 3", "limit[0] == q_idx - 3 - kv_idx"},
+                                        {"kv_idx < limit[batch]", "kv_idx < limit[batch]"},
+                                        {"limit[q_idx] - limit[kv_idx] == 0", "limit[q_idx] == limit[kv_idx]"},
+                                        {"limit[q_idx] - 1 <= limit[kv_idx]", "limit[q_idx] - 1 <= limit[kv_idx]"},
+                                        {"~(limit[q_idx] - 1 <= limit[kv_idx])", "limit[kv_idx] < limit[q_idx] - 1"},
+                                        {"abs(limit[q_idx] - limit[kv_idx]) < 3", "abs(limit[q_idx] - limit[kv_idx]) <= 2"},
+                                        {"abs(limit[q_idx]) < 3", "(limit[q_idx] <= 2) & (-2 <= limit[q_idx])"},
+                                        {"limit[q_idx] % 8 <= kv_idx - 3", "limit[q_idx] % 8 + 3 <= kv_idx"},
+                                        {"(limit[q_idx] - 1) // 4 == 0", "(limit[q_idx] - 1) // 4 == 0"},
+                                        {"(q_idx - 1) // 9223372036854775807 == 0", "(q_idx - 1) // 9223372036854775807 == 0"}}) {
+    EXPECT_EQ(to_string(parse(text, {limit})), canonical) << text;
+    EXPECT_EQ(to_string(parse(canonical, {limit})), canonical);
+  }
+}
+
+TEST(Compile, SumsOfRealsStayRealsWhereIntegersMayOverflow) {
+  const Param a{"a", {1}, Type::integer};
+  for (const auto& [text, canonical] : {std::pair{"to_real(a[0]) + to_real(a[0])", "2.0 * a[0]"},
+                                        {"to_real(a[0]) - 1.0", "a[0] - 1.0"},
+                                        {"-to_real(a[0])", "-to_real(a[0])"},
+                                        {"abs(to_real(a[0]))", "abs(to_real(a[0]))"},
+                                        {"to_real(kv_idx) - to_real(q_idx)", "to_real(kv_idx - q_idx)"},
+                                        {"-to_real(q_idx)", "to_real(-q_idx)"},
+                                        {"to_integer(5e18) + 0 * q_idx", "5000000000000000000"},
+                                        {"to_integer(1e30) + 0 * q_idx", "9223372036854775807"}})
+    EXPECT_EQ(to_string(parse(text, {a})), canonical) << text;
+}
+
+/// Each level of abs made two comparisons of the one below.
+TEST(Compile, NestedAbsStaysSmall) {
+  Expr x = q_idx - kv_idx;
+  for (int i = 1; i <= 40; ++i) x = abs(x) - i;
+  EXPECT_LT(scoring::compile({.mask = x <= 5}).mask.size(), 150);
+}
+
 /// Doubles, which tell whether a result leaves 64 bits, know such operands by their first bits alone.
 TEST(Compile, BitsOfTheLargestIntegersAreExact) {
   for (const auto& [text, value] : {std::pair{"9223372036854775807 | 1", "9223372036854775807"},
