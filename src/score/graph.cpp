@@ -72,6 +72,7 @@ ValueId Graph::intern(Instr instr) {
   depends_.add(depends);
   depth_.add(depth);
   bounds_.add(bounds_of(code_[id]));
+  may_vanish_.add(vanishes(code_[id]));
   return id;
 }
 
@@ -89,6 +90,26 @@ Interval Graph::bounds_of(const Instr& instr) const {
   const auto of = [this](ValueId id) { return id < 0 ? Interval{0, 0} : bounds_[id]; };
   const Interval bounds = row(instr.op).interval(instr.type, of(instr.arg[0]), of(instr.arg[1]), of(instr.arg[2]));
   return {std::max(bounds.low, any.low), std::min(bounds.high, any.high)};
+}
+
+bool Graph::vanishes(const Instr& instr) const {
+  const auto [a, b, c] = instr.arg;
+  if (instr.type != Type::real) return false;
+  switch (instr.op) {
+    case Op::real_const:
+      return instr.real == 0;
+    case Op::select:
+      return may_vanish_[b] || may_vanish_[c];
+    case Op::neg:
+      return may_vanish_[a];
+    case Op::add:
+    case Op::sub:
+      return may_vanish_[a] && may_vanish_[b];
+    case Op::mul:
+      return may_vanish_[a] || may_vanish_[b];
+    default:
+      return false;
+  }
 }
 
 double Graph::reach(const Linear& sum) const {

@@ -52,6 +52,8 @@ class Graph {
   const Instr& operator[](ValueId id) const { return code_[id]; }
   Type type(ValueId id) const { return code_[id].type; }
   std::uint8_t depends(ValueId id) const { return depends_[id]; }
+  /// Whether a real is a sum or product that some branch of a `where` makes zero.
+  bool may_vanish(ValueId id) const { return may_vanish_[id]; }
   ValueId size() const { return code_.size(); }
   const std::vector<Param::Info>& params() const { return params_; }
 
@@ -84,6 +86,7 @@ class Graph {
   std::int32_t param_position(const Param::Info& param);
   Type result_type(Op op, ValueId a, ValueId b) const;
   Interval bounds_of(const Instr& instr) const;
+  bool vanishes(const Instr& instr) const;
   /// A bound on every partial sum.
   double reach(const Linear& sum) const;
 
@@ -122,6 +125,7 @@ class Graph {
   base::IdVector<std::int32_t> depth_;
   base::IdVector<std::uint8_t> is_long_;        ///< an integer made of elements or of reals, which a double may have to round
   base::IdVector<Interval> bounds_;  ///< of integers, for all data
+  base::IdVector<char> may_vanish_;
   std::unordered_map<ValueId, Linear> linear_;  ///< of values that are not their own atom
   std::unordered_set<ValueId, Hash, Equal> interned_;
   mutable std::unordered_map<std::uint64_t, int> compared_;  ///< pairs whose order is far below them

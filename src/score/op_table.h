@@ -25,7 +25,8 @@ struct TangentStep {
   std::array<ValueId, 3> arg;
   std::array<ValueId, 3> tangent;  ///< of the arguments
 
-  /// factor * value, distributed over a `where` with a zero branch: that branch stays exactly zero even if the factor is infinite there.
+  /// factor * value, but exactly zero where branches of `where` make the value zero, even if the factor is infinite there. A `where` with a
+  /// zero branch takes the factor into the other one.
   ValueId scaled(ValueId factor, ValueId value) const;
   ValueId sum(ValueId a, ValueId b) const;
   ValueId difference(ValueId a, ValueId b) const;

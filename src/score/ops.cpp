@@ -20,7 +20,10 @@ ValueId TangentStep::scaled(ValueId factor, ValueId value) const {
     if (zero(instr.arg[1])) return graph.make(Op::select, instr.arg[0], instr.arg[1], scaled(factor, instr.arg[2]));
     if (zero(instr.arg[2])) return graph.make(Op::select, instr.arg[0], scaled(factor, instr.arg[1]), instr.arg[2]);
   }
-  return graph.make(Op::mul, factor, value);
+  const ValueId product = graph.make(Op::mul, factor, value);
+  if (!graph.may_vanish(value) || graph.is_const(factor)) return product;
+  const ValueId zero = graph.real(0);
+  return graph.make(Op::select, graph.make(Op::eq, value, zero), zero, product);
 }
 
 ValueId TangentStep::sum(ValueId a, ValueId b) const {
@@ -111,8 +114,8 @@ ValueId d_rsqrt(const Step& s) {  // -1/2 x^(-3/2) = -1/2 self / x
 
 ValueId d_abs(const Step& s) {  // 0 at 0
   const ValueId zero = s.graph.real(0);
-  const ValueId negative = s.choose(s.graph.make(Op::lt, s.arg[0], zero), s.difference(zero_tangent, s.tangent[0]), zero_tangent);
-  return s.choose(s.graph.make(Op::lt, zero, s.arg[0]), s.tangent[0], negative);
+  const ValueId sloped = s.choose(s.graph.make(Op::lt, zero, s.arg[0]), s.tangent[0], s.difference(zero_tangent, s.tangent[0]));
+  return s.choose(s.graph.make(Op::eq, s.arg[0], zero), zero_tangent, sloped);
 }
 
 ValueId d_div(const Step& s) {  // (da - self db) / b
@@ -125,9 +128,10 @@ ValueId d_mod(const Step& s) {  // a - floor(a / b) b
   return s.difference(s.tangent[0], s.scaled(quotient, s.tangent[1]));
 }
 
-/// At a tie, half of the gradient goes to each operand.
+/// At a tie, half of the gradient goes to each operand. One without a tangent comes first: scaled() takes factors past zero branches.
 ValueId d_extreme(const Step& s, ValueId is_first, ValueId is_second) {
   const ValueId both = s.scaled(s.graph.real(0.5), s.sum(s.tangent[0], s.tangent[1]));
+  if (s.tangent[1] == zero_tangent) return s.choose(is_second, zero_tangent, s.choose(is_first, s.tangent[0], both));
   return s.choose(is_first, s.tangent[0], s.choose(is_second, s.tangent[1], both));
 }
 

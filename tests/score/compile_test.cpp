@@ -92,6 +92,41 @@ TEST(Compile, DerivativeOfTheBranchThatIsTaken) {
   EXPECT_EQ(values[static_cast<std::size_t>(program.dscore)].real, 0.5);
 }
 
+/// d score_mod / d score.
+double slope(const Expr& score_mod, const scoring::Point& point) {
+  const ScoreProgram program = trained(score_mod, {});
+  std::vector<scoring::Scalar> values(program.backward.code.size());
+  class : public scoring::ParamReader {
+    double read(std::int32_t, const std::int64_t*) const override { return 0; }
+  } none;
+  scoring::evaluate(program.backward, point, none, values.data());
+  return values[static_cast<std::size_t>(program.dscore)].real;
+}
+
+/// Branches not taken that meet in a sum, a negation, an extreme or another branch, under a root whose slope is infinite there.
+TEST(Compile, BranchesNotTakenVanishWhereverTheyMeet) {
+  for (const char* text :
+       {"sqrt(where(kv_idx == 1, score * score, 0.0) + where(kv_idx == 1, score, 0.0))", "sqrt(-where(kv_idx == 1, -score, 0.0))",
+        "sqrt(max(where(kv_idx == 1, score, 0.0), 0.0))", "sqrt(where(kv_idx == 1, score, where(q_idx == 0, 0.0, score)))",
+        "sqrt(2 * (where(kv_idx == 1, score, 0.0) - where(kv_idx == 1, 0.5 * score, 0.0)))",
+        "tanh(exp(sqrt(where(kv_idx == 1, score, 0.0) + where(kv_idx == 1, score, 0.0))))",
+        "rsqrt(where(kv_idx == 1, score, 0.0) + where(kv_idx == 1, score, 0.0)) * 0.5",
+        "log(abs(where(kv_idx == 1, score, 0.0) + where(kv_idx == 1, score, 0.0)))"}) {
+    EXPECT_EQ(slope(parse(text), {.score = 1.0, .kv_idx = 0}), 0) << text;
+    const double step = 1e-5, taken = slope(parse(text), {.score = 1.0, .kv_idx = 1});
+    EXPECT_TRUE(std::isfinite(taken) && taken != 0) << text << ": " << taken;
+    const auto value = [&](double score) {
+      const ScoreProgram program = compile({.score_mod = parse(text)});
+      std::vector<scoring::Scalar> values(program.forward.code.size());
+      class : public scoring::ParamReader {
+        double read(std::int32_t, const std::int64_t*) const override { return 0; }
+      } none;
+      return scoring::evaluate(program.forward, {.score = score, .kv_idx = 1}, none, values.data());
+    };
+    EXPECT_NEAR(taken, (value(1 + step) - value(1 - step)) / (2 * step), 1e-7) << text;
+  }
+}
+
 struct Reduced {
   const char* name;
   const char* score_mod;
