@@ -57,24 +57,14 @@ class TypeRanges : public scoring::ReadRanges {
 
 }  // namespace
 
-PairScore::PairScore(const problem::Problem& problem, const problem::Buffers& buffers, scoring::Scalar* values)
-    : problem_(problem),
-      params_(problem, buffers.params),
-      values_(values),
-      mask_(checked(problem.score->mask)),
-      forward_(checked(problem.score->forward)),
-      backward_(checked(problem.score->backward)) {}
-
-PairScore::Checked PairScore::checked(const scoring::Program& program) const {
-  Checked checked{program, {}};
-  if (program.empty()) return checked;
-  auto bounds = scoring::evaluate(program, problem::box_of(problem_), TypeRanges(problem_));
+CheckedPrograms::Checked::Checked(const problem::Problem& problem, const scoring::Program& checked) : program(checked) {
+  if (program.empty()) return;
+  auto bounds = scoring::evaluate(program, problem::box_of(problem), TypeRanges(problem));
   for (scoring::ValueId id = 0; id < program.size(); ++id)
-    if (scoring::may_leave_64_bits(program, id, bounds.span())) checked.may_overflow.push_back(id);
-  return checked;
+    if (scoring::may_leave_64_bits(program, id, bounds.span())) may_overflow.push_back(id);
 }
 
-double PairScore::evaluate(const Checked& checked, const Point& point) {
+double PairScore::evaluate(const CheckedPrograms::Checked& checked, const Point& point) {
   const double result = scoring::evaluate(checked.program, point, params_, values_);
   for (const scoring::ValueId id : checked.may_overflow) {
     const scoring::Instr& instr = checked.program[id];
@@ -94,7 +84,7 @@ std::int64_t PairScore::scalars(const problem::Problem& problem) {
 bool PairScore::keeps(const Point& point) {
   if (problem_.score->mask.empty()) return true;
   params_.forget();
-  const bool keep = evaluate(mask_, point) != 0;
+  const bool keep = evaluate(programs_.mask, point) != 0;
   if (keep) params_.refuse_outside(point);
   return keep;
 }
@@ -102,14 +92,14 @@ bool PairScore::keeps(const Point& point) {
 double PairScore::modified(const Point& point) {
   if (problem_.score->forward.empty()) return point.score;
   params_.forget();
-  const double modified = evaluate(forward_, point);
+  const double modified = evaluate(programs_.forward, point);
   params_.refuse_outside(point);
   return modified;
 }
 
 double PairScore::derivative(const Point& point) {
   if (problem_.score->backward.empty()) return 1;
-  evaluate(backward_, point);
+  evaluate(programs_.backward, point);
   return values_[problem_.score->dscore].real;
 }
 

@@ -29,11 +29,24 @@ class ParamValues : public scoring::ParamReader {
   mutable std::int64_t outside_index_ = 0;
 };
 
+/// The programs of a problem, and which of their integers some elements of the parameters make overflow. For a plan, as it allocates.
+struct CheckedPrograms {
+  struct Checked {
+    Checked(const problem::Problem& problem, const scoring::Program& program);
+    const scoring::Program& program;
+    std::vector<scoring::ValueId> may_overflow{};
+  };
+  explicit CheckedPrograms(const problem::Problem& problem)
+      : mask(problem, problem.score->mask), forward(problem, problem.score->forward), backward(problem, problem.score->backward) {}
+  Checked mask, forward, backward;
+};
+
 /// Evaluates the programs of a problem. Keeps the values of the last evaluation, so each thread needs its own.
 class PairScore {
  public:
   /// values: scalars(problem) of them.
-  PairScore(const problem::Problem& problem, const problem::Buffers& buffers, scoring::Scalar* values);
+  PairScore(const problem::Problem& problem, const problem::Buffers& buffers, const CheckedPrograms& programs, scoring::Scalar* values)
+      : problem_(problem), params_(problem, buffers.params), programs_(programs), values_(values) {}
   static std::int64_t scalars(const problem::Problem& problem);
 
   /// Does the mask keep the pair?
@@ -48,19 +61,13 @@ class PairScore {
   std::int64_t element(std::size_t read) const;
 
  private:
-  /// A program, and those of its integers that some elements of parameters make overflow.
-  struct Checked {
-    const scoring::Program& program;
-    std::vector<scoring::ValueId> may_overflow;
-  };
-  Checked checked(const scoring::Program& program) const;
   /// Throws invalid_argument where an integer leaves 64 bits.
-  double evaluate(const Checked& checked, const scoring::Point& point);
+  double evaluate(const CheckedPrograms::Checked& checked, const scoring::Point& point);
 
   const problem::Problem& problem_;
   ParamValues params_;
+  const CheckedPrograms& programs_;
   scoring::Scalar* values_;
-  Checked mask_, forward_, backward_;
 };
 
 }  // namespace foveal::reference

@@ -111,11 +111,11 @@ struct Row {
 class Rows {
  public:
   /// queries: one flag per token of q; empty: all.
-  Rows(const Problem& problem, const Buffers& buffers, const std::vector<bool>& queries, Arena& arena)
+  Rows(const Problem& problem, const Buffers& buffers, const CheckedPrograms& programs, const std::vector<bool>& queries, Arena& arena)
       : p_(problem),
         buffers_(buffers),
         queries_(queries),
-        score_(problem, buffers, reinterpret_cast<scoring::Scalar*>(arena.take(PairScore::scalars(problem)))),
+        score_(problem, buffers, programs, reinterpret_cast<scoring::Scalar*>(arena.take(PairScore::scalars(problem)))),
         drop_threshold_(base::dropout_threshold(problem.attention.dropout_p)),
         keep_scale_(1 / (1 - problem.attention.dropout_p)) {}
 
@@ -171,8 +171,9 @@ class Rows {
 
 class ForwardRows : Rows {
  public:
-  ForwardRows(const Problem& problem, const Buffers& buffers, const std::vector<bool>& queries, std::int64_t longest, Arena arena)
-      : Rows(problem, buffers, queries, arena) {
+  ForwardRows(const Problem& problem, const Buffers& buffers, const CheckedPrograms& programs, const std::vector<bool>& queries,
+              std::int64_t longest, Arena arena)
+      : Rows(problem, buffers, programs, queries, arena) {
     k_ = arena.take(longest * p_.head_dim), v_ = arena.take(longest * p_.head_dim_v);
     q_ = arena.take(p_.head_dim), out_ = arena.take(p_.head_dim_v), scores_ = arena.take(longest);
   }
@@ -224,8 +225,9 @@ class ForwardRows : Rows {
 
 class BackwardRows : Rows {
  public:
-  BackwardRows(const Problem& problem, const Buffers& buffers, const std::vector<bool>& queries, std::int64_t longest, Arena arena)
-      : Rows(problem, buffers, queries, arena) {
+  BackwardRows(const Problem& problem, const Buffers& buffers, const CheckedPrograms& programs, const std::vector<bool>& queries,
+               std::int64_t longest, Arena arena)
+      : Rows(problem, buffers, programs, queries, arena) {
     k_ = arena.take(longest * p_.head_dim), v_ = arena.take(longest * p_.head_dim_v);
     dk_ = arena.take(longest * p_.head_dim), dv_ = arena.take(longest * p_.head_dim_v);
     q_ = arena.take(p_.head_dim), dq_ = arena.take(p_.head_dim);
@@ -327,6 +329,7 @@ class Reference : public planning::Executable {
  public:
   Reference(const Problem& problem, const PlanOptions& options, std::vector<bool> queries = {})
       : p_(problem),
+        programs_(p_),
         queries_(std::move(queries)),
         executor_(options.executor ? *options.executor : base::default_executor(options.threads)) {
     longest_ = p_.seqlen_kv > 0 ? p_.seqlen_kv : p_.total_kv;
@@ -381,15 +384,16 @@ class Reference : public planning::Executable {
 
   void run_chunk(const Buffers& buffers, std::int64_t begin, std::int64_t end, double* memory, double* const* dparams) const {
     if (p_.pass == Pass::forward) {
-      ForwardRows rows(p_, buffers, queries_, longest_, Arena(memory));
+      ForwardRows rows(p_, buffers, programs_, queries_, longest_, Arena(memory));
       for (std::int64_t task = begin; task < end; ++task) rows.group(task / p_.heads_kv, task % p_.heads_kv);
     } else {
-      BackwardRows rows(p_, buffers, queries_, longest_, Arena(memory));
+      BackwardRows rows(p_, buffers, programs_, queries_, longest_, Arena(memory));
       for (std::int64_t task = begin; task < end; ++task) rows.group(task / p_.heads_kv, task % p_.heads_kv, dparams);
     }
   }
 
   Problem p_;
+  CheckedPrograms programs_;
   std::vector<bool> queries_;
   Executor executor_;
   std::int64_t longest_ = 0, slot_doubles_ = 0, gradient_doubles_ = 0, tasks_ = 0, chunks_ = 0;
