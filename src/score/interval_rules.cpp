@@ -120,9 +120,13 @@ Interval mod(Type type, const Interval& a, const Interval& b, const Interval& c)
   if (b.high < 0) return neg(type, mod(type, neg(type, a, c, c), neg(type, b, c, c), c), c, c);
   const bool maybe_nan = any_nan(a, b) || (type == Type::real && (is_infinite(a) || is_infinite(b)));
   const double top = type == Type::integer ? b.high - 1 : b.high;
-  if (is_point(b) && !is_infinite(a) && !is_infinite(b) && std::floor(a.low / b.low) == std::floor(a.high / b.low)) {  // in one period
-    const double start = std::floor(a.low / b.low) * b.low;
-    return within(rounded(type, {a.low - start, a.high - start, maybe_nan}), 0, top);
+  if (is_point(b) && a.high - a.low < b.low) {
+    const auto rest = [&b](double x) {  // exact where the quotient is not
+      const double remainder = std::fmod(x, b.low);
+      return remainder < 0 ? remainder + b.low : remainder;
+    };
+    const double low = rest(a.low), high = rest(a.high);
+    if (low <= high) return within(rounded(type, {low, high, maybe_nan}), 0, top);  // in one period
   }
   if (a.low >= 0) return {a.high < b.low ? a.low : 0, std::min(a.high, top), maybe_nan};
   return {0, top, maybe_nan};
