@@ -43,11 +43,11 @@ class CpuBackend final : public planning::Backend {
   }
 
   std::optional<std::string> refuses(const Problem& problem, const PlanOptions& options) const override {
-    constexpr std::int64_t max_dim = 1024, max_position = std::int64_t{1} << 30;
+    constexpr std::int64_t max_position = std::int64_t{1} << 30;
     std::string reason;
     if (!choose_target(problem, options, reason)) return reason;
-    if (problem.head_dim > max_dim) return base::join("head_dim ", problem.head_dim, " exceeds ", max_dim);
-    if (problem.head_dim_v > max_dim) return base::join("head_dim_v ", problem.head_dim_v, " exceeds ", max_dim);
+    if (problem.head_dim > max_head_dim) return base::join("head_dim ", problem.head_dim, " exceeds ", max_head_dim);
+    if (problem.head_dim_v > max_head_dim) return base::join("head_dim_v ", problem.head_dim_v, " exceeds ", max_head_dim);
     const std::int64_t last = std::max({problem.seqlen_q, problem.seqlen_kv, problem.total_q, problem.total_kv}) +
                               std::max(std::abs(problem.attention.q_offset), std::abs(problem.attention.kv_offset));
     if (auto no_tape = Tape::refuses(problem)) return no_tape;

@@ -43,6 +43,8 @@ const Shape shapes[] = {
     {"trained_sink", "b1 h4:2 q70 d64 mask=causal() sink=s param=\"s: real[4] grad\""},
     {"splits", "b1 h1 q1100 d32 mask=causal()"},
     {"steps", "b1 h1 q140:70 d512:300"},
+    {"wider_keys", "b1 h1 q140:150 d576:512 mask=causal()"},
+    {"widest", "b1 h1 q140:150 d1024"},
     {"band", "b1 h1 q330 d64 mask=\"kv_idx <= q_idx and q_idx - kv_idx < 70\""},
     // Head dims above 64: the forward's products with v come after the vectors of 256 keys.
     {"wide_causal", "b1 h2 q300 d128 mask=causal()"},

@@ -61,7 +61,7 @@ class AmxBackward : public AmxBackwardLayout {
  private:
   using Steps = SquareSteps<Tiles>;
 
-  static constexpr int kGranule = 32, kQuarters = kKeys / kGranule, kMaxDim = 512;
+  static constexpr int kGranule = 32, kQuarters = kKeys / kGranule;
   static constexpr int kSlot = 8 * kTile, kForm = kQuarters * 8 * kTile;  ///< S and dP of a granule; P or dS of 128 keys and 128 queries
   static constexpr std::size_t kScratch = 2 * kSlot + 3 * kForm;
 
@@ -253,7 +253,8 @@ class AmxBackward : public AmxBackwardLayout {
   const __m512 multiplier_;
   Tiles tiles_;
   Steps steps_;
-  AmxJobs<2 + 2 * kQuarters*(kMaxDim / 32) + 4 * (kMaxDim / 32)> jobs_;
+  /// S and dP of a granule; dV and dK of every quarter; dQ of both tiles, in two halves each.
+  AmxJobs<2 + (2 * kQuarters + 4) * (max_head_dim / 32)> jobs_;
 };
 
 }  // namespace

@@ -60,8 +60,8 @@ class AmxForward : AmxForwardLayout {
  private:
   using Steps = typename Order::template Steps<Tiles>;
 
-  static constexpr int kMaxDim = 512, kHalves = Order::later ? 2 : 1;  ///< blocks whose probabilities are kept
-  static constexpr std::size_t kSlot = std::size_t{kTile} * 4;         ///< scores of a granule
+  static constexpr int kHalves = Order::later ? 2 : 1;          ///< blocks whose probabilities are kept
+  static constexpr std::size_t kSlot = std::size_t{kTile} * 4;  ///< scores of a granule
 
   /// Granules [begin, end) of one block whose product with V is pending.
   struct Pending {
@@ -258,9 +258,9 @@ class AmxForward : AmxForwardLayout {
   const __m512 multiplier_;
   Tiles tiles_;
   Steps steps_;
-  AmxJobs<2 + 2 * (kMaxDim / 16)> jobs_;
-  Pending pending_, now_;  ///< the last block, and this one
-  int done_ = 0;           ///< jobs of the pending product
+  AmxJobs<(2 + max_head_dim / 16) / Steps::kColumns> jobs_;  ///< S of a granule, and O
+  Pending pending_, now_;                                    ///< the last block, and this one
+  int done_ = 0;                                             ///< jobs of the pending product
 };
 
 /// Both orders in one table: head dims decide which, and the size of a block.

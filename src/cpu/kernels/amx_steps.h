@@ -160,6 +160,7 @@ struct AmxJobs {
   int count = 0, steps = 0;
 
   void add(const AmxJob& job) {
+    if (count == kMost) __builtin_trap();  // rather than write beyond the list, which is on the stack
     jobs[count++] = job;
     steps += job.steps;
   }

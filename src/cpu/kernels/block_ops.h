@@ -27,6 +27,9 @@
 
 namespace foveal::cpu {
 
+/// The largest head dim of q and k, and of v. Larger ones are refused; kernels size what they keep on the stack by it.
+constexpr int max_head_dim = 1024;
+
 /// The row of q, dout or out behind each lane of a tile; null rows read as zeros.
 struct LaneRows {
   const void* const* row;
