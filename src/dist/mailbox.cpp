@@ -22,7 +22,7 @@
 namespace foveal::dist {
 namespace {
 
-constexpr std::uint64_t format = 0x666f7665616c0001;  ///< of what lies in the memory
+constexpr std::uint64_t format = 0x666f7665616c0002;  ///< of what lies in the memory
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -136,7 +136,13 @@ void Mailbox::gather(const void* mine, std::size_t bytes, void* all) {
     std::memcpy(of(rank_).memory[round % 2], from + at, count);
     of(rank_).gathered.store(round, std::memory_order_release);
     for (int rank = 0; rank < size_; ++rank) {
-      wait_until([&] { return of(rank).gathered.load(std::memory_order_acquire) >= round; }, "to take part in a gather");
+      const auto takes_part = [&] {
+        const bool left = has_left(rank);  // before its last round is read
+        if (of(rank).gathered.load(std::memory_order_acquire) >= round) return true;
+        if (left) fail_for_left(rank, "before a gather");
+        return false;
+      };
+      wait_until(takes_part, "to take part in a gather");
       std::memcpy(to + static_cast<std::size_t>(rank) * bytes + at, of(rank).memory[round % 2], count);
     }
   }
@@ -145,6 +151,7 @@ void Mailbox::gather(const void* mine, std::size_t bytes, void* all) {
 void Mailbox::pause(long tries, const char* what) {
   constexpr long spins = 20000;
   if (header_ != nullptr) throw_failure();
+  if (while_waiting_) while_waiting_();
   if (tries == 0) waited_since_ = seconds();
   if (tries < spins) return;
   if (seconds() - waited_since_ > time_limit_) {
@@ -167,6 +174,12 @@ void Mailbox::fail(const char* why) noexcept {
   header_->failed.store(2, std::memory_order_release);
 }
 
+void Mailbox::fail_for_left(int rank, const char* what) noexcept {
+  char why[96];
+  std::snprintf(why, sizeof why, "rank %d left %s", rank, what);
+  fail(why);
+}
+
 const void* Mailbox::failure_word() const { return &header_->failed; }
 
 bool Mailbox::has_failed() const { return header_->failed.load(std::memory_order_acquire) == 2; }
@@ -177,10 +190,10 @@ void Mailbox::throw_failure() const {
 
 void Mailbox::check_processes() noexcept {
   for (int rank = 0; rank < size_; ++rank) {
-    if (rank == rank_ || of(rank).state.load(std::memory_order_acquire) == State::left) continue;
+    if (rank == rank_ || has_left(rank)) continue;
     struct flock lock = byte_of(rank);
     if (fcntl(file_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK) continue;
-    if (of(rank).state.load(std::memory_order_acquire) == State::left) continue;  // meanwhile
+    if (has_left(rank)) continue;  // meanwhile
     char why[96];
     std::snprintf(why, sizeof why, "rank %d ended: its process is gone", rank);
     return fail(why);

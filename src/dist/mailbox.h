@@ -5,7 +5,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/jit/driver.h"
@@ -17,7 +19,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 class Mailbox {
  public:
   static constexpr int most_ranks = 64;
-  static constexpr std::size_t most_allocations = 512, most_posts = 64, most_gathered = 4096;
+  static constexpr std::size_t most_allocations = 2048, most_posts = 256, most_gathered = 4096;
 
   /// Device memory of a rank that others may write to. generation: odd while it lives.
   struct Allocation {
@@ -35,10 +37,9 @@ class Mailbox {
     alignas(64) std::atomic<std::uint64_t> taken;   ///< by the sender's host
     Post posts[most_posts];
   };
-  enum class State : std::uint32_t { absent, here, works, fails, left };
+  enum class State : std::uint32_t { absent, here, left };
   struct Rank {
     std::atomic<State> state;
-    std::array<char, 256> why;                             ///< it fails
     std::uint64_t process;                                 ///< the same for ranks of one process
     int device;                                            ///< as that process counts
     std::array<char, 16> gpu;                              ///< its UUID
@@ -65,6 +66,8 @@ class Mailbox {
   /// All-gather of small messages.
   void gather(const void* mine, std::size_t bytes, void* all);
 
+  /// Called again and again while this rank waits.
+  void while_waiting(std::function<void()> fn) { while_waiting_ = std::move(fn); }
   /// Waits until ready() holds; throws what failed() says, or communication after the time limit. what: for its message.
   template <class Ready>
   void wait_until(Ready&& ready, const char* what) {
@@ -78,6 +81,10 @@ class Mailbox {
   void throw_failure() const;
   /// Fails when the process of a rank is gone.
   void check_processes() noexcept;
+  /// Has the rank left in order? Then all is written that it ever wrote.
+  bool has_left(int rank) const { return ranks_[rank].state.load(std::memory_order_acquire) == State::left; }
+  /// Fails, as a rank that left will not do what is waited for.
+  void fail_for_left(int rank, const char* what) noexcept;
 
  private:
   struct Header;
@@ -94,6 +101,7 @@ class Mailbox {
   Lane* lanes_ = nullptr;
   std::uint64_t rounds_ = 0;
   double waited_since_ = 0;
+  std::function<void()> while_waiting_;
 };
 
 /// Identifies this host and its shared memory: equal for processes that can share a mailbox.

@@ -1,5 +1,5 @@
 // Ranks of one host whose GPUs write to each other's memory: copy engines carry the messages, and no multiprocessor does. The receiver's host
-// posts where a message goes and its GPU signals, on a stream of its own, when that memory is free; the sender's GPU waits for the signal on a stream of its own, copies, and
+// posts where a message goes (those for which the lane has no place while it waits for other ranks itself) and its GPU signals, on a stream of its own, when that memory is free; the sender's GPU waits for the signal on a stream of its own, copies, and
 // signals arrival. Signals are words in the memory of the GPU that waits for them, on a stream or in a kernel.
 #include <algorithm>
 #include <array>
@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -59,6 +60,7 @@ class PeerTransport final : public Transport {
         mailbox_(name, rank, size, options.time_limit),
         memory_(mailbox_, rank, size, device.index),
         counts_(static_cast<std::size_t>(size)) {
+    mailbox_.while_waiting([this] { post_more(); });
     const driver::Current current(device_);
     std::string why;
     try {
@@ -77,13 +79,14 @@ class PeerTransport final : public Transport {
       agree_that_all_work(why);  // so that each sees the devices of all
       agree_that_all_work(reach_all());
     } catch (...) {
-      drop();
+      settle(), drop();
       throw;
     }
     watch_ = std::thread([this] { watch(); });
   }
 
   ~PeerTransport() override {
+    settle();  // the watchdog ends waits for ranks that are gone
     {
       const std::lock_guard lock(mutex_);
       ends_ = true;
@@ -113,7 +116,7 @@ class PeerTransport final : public Transport {
       for (const Message& m : *messages) check_slices(m);
     Ticket ticket;
     for (const Message& m : receives)
-      if (m.bytes > 0) post(m), add(ticket.sources, m);
+      if (m.bytes > 0) add(ticket.sources, m, post(m));
     ticket.begins = events_.take(), ticket.sent = events_.take(), ticket.ended = events_.take();
     driver::call.event_record(ticket.begins, caller);
     offer(ticket, receives);
@@ -135,7 +138,11 @@ class PeerTransport final : public Transport {
     }
     const driver::Current current(device_);
     const auto caller = driver::handle_of(stream);
-    for (const Source& source : ticket.sources) wait_for(caller, Flag::arrived, source.rank, source.arrived);
+    for (const Source& source : ticket.sources) {
+      const std::atomic<std::uint64_t>& posted = mailbox_.lane(source.rank, rank_).posted;
+      mailbox_.wait_until([&] { return posted.load(std::memory_order_relaxed) >= source.posts; }, "to take messages");
+      wait_for(caller, Flag::arrived, source.rank, source.arrived);
+    }
     driver::call.stream_wait_event(caller, ticket.sent, 0);
     driver::call.event_record(ticket.ended, caller);
     const std::lock_guard lock(mutex_);
@@ -165,13 +172,15 @@ class PeerTransport final : public Transport {
   }
 
  private:
-  /// Slices of messages between this rank and another, those of one call counted together.
+  /// Slices of messages between this rank and another, those of one call counted together; and the posts for which its lane has had no place yet.
   struct Counts {
     std::atomic<std::uint32_t> awaited = 0, sent = 0;
+    std::deque<Mailbox::Post> unposted{};
   };
-  /// A rank that sends: its messages of a call have arrived when its flag is at `arrived`.
+  /// A rank that sends: its messages of a call have arrived when its flag is at `arrived`. posts: to it, up to this call's last.
   struct Source {
     int rank, slices;
+    std::uint64_t posts;
     std::uint32_t arrived = 0;
   };
   struct Ticket {
@@ -181,10 +190,10 @@ class PeerTransport final : public Transport {
     Clock::time_point begun{};
   };
   Counts& of(int rank) { return counts_[static_cast<std::size_t>(rank)]; }
-  static void add(std::vector<Source>& sources, const Message& m) {
+  static void add(std::vector<Source>& sources, const Message& m, std::uint64_t posts) {
     for (Source& source : sources)
-      if (source.rank == m.peer) return static_cast<void>(source.slices = std::max(source.slices, m.slices));
-    sources.push_back({m.peer, m.slices});
+      if (source.rank == m.peer) return static_cast<void>((source.slices = std::max(source.slices, m.slices), source.posts = posts));
+    sources.push_back({m.peer, m.slices, posts});
   }
 
   /// All ranks throw when one of them fails.
@@ -258,13 +267,26 @@ class PeerTransport final : public Transport {
     }
   }
 
-  void post(const Message& m) {
+  /// Says where a message goes; gives the number of posts to its sender so far. Never waits: two ranks that both did would wait for each other.
+  std::uint64_t post(const Message& m) {
     const PeerMemory::Place place = memory_.place_of(m.data, m.bytes);
-    Mailbox::Lane& lane = mailbox_.lane(m.peer, rank_);
-    const std::uint64_t number = lane.posted.load(std::memory_order_relaxed);
-    mailbox_.wait_until([&] { return number - lane.taken.load(std::memory_order_acquire) < Mailbox::most_posts; }, "to take messages");
-    lane.posts[number % Mailbox::most_posts] = {place.slot, place.generation, place.offset, m.bytes, static_cast<std::uint64_t>(m.slices)};
-    lane.posted.store(number + 1, std::memory_order_release);
+    std::deque<Mailbox::Post>& unposted = of(m.peer).unposted;
+    unposted.push_back({place.slot, place.generation, place.offset, m.bytes, static_cast<std::uint64_t>(m.slices)});
+    post_more();
+    return mailbox_.lane(m.peer, rank_).posted.load(std::memory_order_relaxed) + unposted.size();
+  }
+  /// Posts what lanes have places for.
+  void post_more() {
+    for (int sender = 0; sender < size_; ++sender) {
+      std::deque<Mailbox::Post>& unposted = of(sender).unposted;
+      if (unposted.empty()) continue;
+      Mailbox::Lane& lane = mailbox_.lane(sender, rank_);
+      std::uint64_t number = lane.posted.load(std::memory_order_relaxed);
+      for (; !unposted.empty() && number - lane.taken.load(std::memory_order_acquire) < Mailbox::most_posts; unposted.pop_front()) {
+        lane.posts[number % Mailbox::most_posts] = unposted.front();
+        lane.posted.store(++number, std::memory_order_release);
+      }
+    }
   }
 
   static void check_slices(const Message& m) {
@@ -310,7 +332,13 @@ class PeerTransport final : public Transport {
   driver::DevicePointer take_post(const Message& m, Outgoing& to) {
     Mailbox::Lane& lane = mailbox_.lane(rank_, m.peer);
     const std::uint64_t number = lane.taken.load(std::memory_order_relaxed);
-    mailbox_.wait_until([&] { return lane.posted.load(std::memory_order_acquire) > number; }, "to receive messages");
+    const auto is_posted = [&] {
+      const bool left = mailbox_.has_left(m.peer);  // before its last post is read
+      if (lane.posted.load(std::memory_order_acquire) > number) return true;
+      if (left) mailbox_.fail_for_left(m.peer, "before it received all messages");
+      return false;
+    };
+    mailbox_.wait_until(is_posted, "to receive messages");
     const Mailbox::Post post = lane.posts[number % Mailbox::most_posts];
     if (post.bytes != m.bytes || post.slices != static_cast<std::uint64_t>(m.slices)) {
       fail(base::join("rank ", m.peer, " waits for a message of ", post.bytes, " bytes in ", post.slices, " slices; it has one of ",
@@ -366,12 +394,18 @@ class PeerTransport final : public Transport {
     driver::call.stream_write_value(stream, to, value, 0);
   }
 
-  /// The end: nothing is under way, or all has failed.
-  void drop() noexcept {
+  /// The end begins: waits until nothing is under way, or all has failed.
+  void settle() noexcept {
     try {
       const driver::Current current(device_);
       for (const driver::StreamHandle stream : {offers_, stream_})
         if (stream != nullptr && !mailbox_.has_failed()) driver::api().stream_synchronize(stream);
+    } catch (...) {  // the device is gone
+    }
+  }
+  void drop() noexcept {
+    try {
+      const driver::Current current(device_);
       memory_.close();
       for (const auto& [number, ticket] : tickets_) give_back(ticket);
       events_.clear();
@@ -398,10 +432,20 @@ class PeerTransport final : public Transport {
       }
       if (!mailbox_.has_failed()) {
         if (round % 10 == 0) mailbox_.check_processes();  // a host may wait for one that is gone
+        check_left();
         if (!tickets_.empty()) check_time(tickets_.begin()->second);
       }
       if (mailbox_.has_failed()) end_waits();
       changed_.wait_for(lock, std::chrono::milliseconds(20));
+    }
+  }
+  /// What a rank that left has not sent will not come.
+  void check_left() noexcept {
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank == rank_ || !mailbox_.has_left(rank)) continue;
+      const Mailbox::Lane& lane = mailbox_.lane(rank, rank_);
+      if (lane.taken.load(std::memory_order_acquire) < lane.posted.load(std::memory_order_relaxed))
+        mailbox_.fail_for_left(rank, "before it sent all messages");
     }
   }
   void check_time(Ticket& first) {

@@ -3,7 +3,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <numeric>
@@ -46,6 +48,45 @@ std::vector<std::string> on_ranks(int ranks, Fn&& fn, double time_limit = 20) {
 void expect_no(const std::vector<std::string>& errors) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
+
+/// Calls its ranks' transport, as if each rank had a GPU to itself; fn before each message of device memory.
+class Watched : public Transport {
+ public:
+  Watched(std::shared_ptr<Transport> transport, std::function<void()> fn) : to_(std::move(transport)), fn_(std::move(fn)) {}
+  int rank() const override { return to_->rank(); }
+  int size() const override { return to_->size(); }
+  std::uint64_t start(const std::vector<Message>& sends, const std::vector<Message>& receives) override {
+    return to_->start(sends, receives);
+  }
+  void wait(std::uint64_t ticket) override { to_->wait(ticket); }
+  void all_gather(const void* mine, std::size_t bytes, void* all) override { to_->all_gather(mine, bytes, all); }
+  bool carries_device_memory() const override { return true; }
+  void* allocate(std::size_t bytes) override { return to_->allocate(bytes); }
+  void release(void* memory) noexcept override { to_->release(memory); }
+  std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives) override {
+    fn_();
+    return to_->start_on(stream, sends, receives);
+  }
+  void wait_on(Stream stream, std::uint64_t ticket) override { to_->wait_on(stream, ticket); }
+  void fail(const std::string& why) noexcept override { to_->fail(why); }
+
+ private:
+  std::shared_ptr<Transport> to_;
+  std::function<void()> fn_;
+};
+
+/// Keeps what its start_on() was asked to receive, and its tickets.
+class Recorded final : public Watched {
+ public:
+  explicit Recorded(std::shared_ptr<Transport> transport) : Watched(std::move(transport), [] {}) {}
+  std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives) override {
+    tickets.push_back(Watched::start_on(stream, sends, receives));
+    if (!receives.empty()) received.push_back(receives);
+    return tickets.back();
+  }
+  std::vector<std::uint64_t> tickets;
+  std::vector<std::vector<Message>> received;
+};
 
 unsigned char byte_of(int from, int to, int round, std::size_t at) {
   return static_cast<unsigned char>(from * 31 + to * 7 + round * 3 + static_cast<int>(at));
@@ -106,6 +147,81 @@ TEST(Peers, ReceivesMayBeStartedLongBeforeTheirSends) {
     EXPECT_EQ(*second, 50 + peer);
     EXPECT_FALSE(transport.arrival_word(both, peer)) << "ranks share a GPU: a kernel that waits could wait for ever";
   }));
+}
+
+/// Each way more than there are places for in shared memory, in one call, or received long before they are sent.
+TEST(Peers, AnyNumberOfMessagesMayBeUnderWay) {
+  for (const int ranks : {2, 3})
+    for (const int count : {65, 256, 257, 1000})
+      for (const bool in_one_call : {true, false})
+        expect_no(on_ranks(ranks, [&](Transport& transport) {
+          const int me = transport.rank();
+          const auto value = [&](int from, int to, int i) { return (from * ranks + to) * 10000 + i; };
+          const std::size_t words = static_cast<std::size_t>(ranks * count);
+          auto* const inbox = static_cast<int*>(transport.allocate(words * sizeof(int)));
+          std::vector<int> outbox(words);
+          std::vector<Message> sends, receives;
+          for (int i = 0; i < count; ++i)
+            for (int peer = 0; peer < ranks; ++peer) {
+              const int at = peer * count + i;
+              outbox[static_cast<std::size_t>(at)] = value(me, peer, i), inbox[at] = -1;
+              if (peer == me) continue;
+              sends.push_back({peer, &outbox[static_cast<std::size_t>(at)], sizeof(int)}),
+                  receives.push_back({peer, inbox + at, sizeof(int)});
+            }
+          std::vector<std::uint64_t> tickets;
+          if (in_one_call) {
+            tickets = {transport.start_on({}, sends, receives)};
+          } else {
+            tickets = {transport.start_on({}, {}, receives), transport.start_on({}, sends, {})};
+          }
+          for (const std::uint64_t ticket : tickets) transport.wait_on({}, ticket);
+          for (int peer = 0; peer < ranks; ++peer)
+            for (int i = 0; i < count && peer != me; ++i) ASSERT_EQ(inbox[peer * count + i], value(peer, me, i)) << count << ' ' << i;
+          transport.release(inbox);
+        }));
+}
+
+/// Documents whose halves are on different ranks have a message each.
+TEST(Peers, PassesMaySendAnyNumberOfMessages) {
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
+  cuda::jit::set_cache_folder("");
+  constexpr int documents = 200;
+  std::string lengths = "96";
+  for (int i = 1; i < documents; ++i) lengths += ",96";
+  for (const int ranks : {2, 3}) {
+    const problem::CaseData data(problem::parse_line("backward bf16 h1 d64 mask=\"causal()\" lengths=" + lengths));
+    ContextOptions options;
+    options.deal = "zigzag", options.unit = 16, options.head_groups = 1;
+    std::atomic<std::size_t> most = 0;
+    expect_no(on_ranks(ranks, [&](Transport& transport) {
+      const auto recorded = std::make_shared<Recorded>(std::shared_ptr<Transport>(&transport, [](Transport*) {}));
+      test::run_rank(recorded, data, options, {}, {}, gpu);
+      for (const std::vector<Message>& messages : recorded->received) most = std::max<std::size_t>(most, messages.size());
+    }));
+    EXPECT_GT(most, static_cast<std::size_t>(documents)) << ranks;
+  }
+}
+
+TEST(Peers, RanksThatLeaveAreReportedAtOnce) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto errors = [](auto&& fn) {
+    return on_ranks(2, [&](Transport& transport) {
+      if (transport.rank() == 0) fn(transport);
+    })[0];
+  };
+  char words[2] = {};
+  EXPECT_NE(errors([&](Transport& t) {
+              t.start_on({}, {{1, words, 1}}, {});
+            }).find("rank 1 left before it received all"),
+            std::string::npos);
+  EXPECT_NE(errors([&](Transport& t) { t.all_gather(words, 1, words); }).find("rank 1 left before a gather"), std::string::npos);
+  const std::string waits = errors([&](Transport& t) {
+    t.wait_on({}, t.start_on({}, {}, {{1, t.allocate(8), 8}}));
+    t.all_gather(words, 1, words);
+  });
+  EXPECT_NE(waits.find("rank 1 left before it sent all"), std::string::npos) << waits;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
 /// Rows in slices, beside whole messages of the same call.
@@ -235,32 +351,6 @@ TEST(Peers, NothingIsLeftBehind) {
     EXPECT_EQ(file.path().filename().string().find("foveal-"), std::string::npos) << file.path();
 }
 
-/// Calls its ranks' transport, as if each rank had a GPU to itself; fn before each message of device memory.
-class Watched : public Transport {
- public:
-  Watched(std::shared_ptr<Transport> transport, std::function<void()> fn) : to_(std::move(transport)), fn_(std::move(fn)) {}
-  int rank() const override { return to_->rank(); }
-  int size() const override { return to_->size(); }
-  std::uint64_t start(const std::vector<Message>& sends, const std::vector<Message>& receives) override {
-    return to_->start(sends, receives);
-  }
-  void wait(std::uint64_t ticket) override { to_->wait(ticket); }
-  void all_gather(const void* mine, std::size_t bytes, void* all) override { to_->all_gather(mine, bytes, all); }
-  bool carries_device_memory() const override { return true; }
-  void* allocate(std::size_t bytes) override { return to_->allocate(bytes); }
-  void release(void* memory) noexcept override { to_->release(memory); }
-  std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives) override {
-    fn_();
-    return to_->start_on(stream, sends, receives);
-  }
-  void wait_on(Stream stream, std::uint64_t ticket) override { to_->wait_on(stream, ticket); }
-  void fail(const std::string& why) noexcept override { to_->fail(why); }
-
- private:
-  std::shared_ptr<Transport> to_;
-  std::function<void()> fn_;
-};
-
 /// A driver may load a kernel, or give memory back, when all that its GPU has to do is done: never, where that waits for a rank that waits for this one's kernels.
 TEST(Peers, NothingIsLoadedOrAllocatedWhileAPassIsUnderWay) {
   setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
@@ -348,19 +438,6 @@ TEST(Peers, KeysOfPackedTensorsTakeWhatTheRehearsalTook) {
   const auto calls = mock::count_calls();
   for (const char* name : {"cuMemAlloc_v2", "cuLibraryLoadData"}) EXPECT_EQ(calls.contains(name) ? calls.at(name) : 0, 0) << name;
 }
-
-/// Keeps what its start_on() was asked to receive, and its tickets.
-class Recorded final : public Watched {
- public:
-  explicit Recorded(std::shared_ptr<Transport> transport) : Watched(std::move(transport), [] {}) {}
-  std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives) override {
-    tickets.push_back(Watched::start_on(stream, sends, receives));
-    if (!receives.empty()) received.push_back(receives);
-    return tickets.back();
-  }
-  std::vector<std::uint64_t> tickets;
-  std::vector<std::vector<Message>> received;
-};
 
 /// A rank that is ahead need not wait until its receiver has done with the keys of the last pass.
 TEST(Peers, KeysOfForwardPassesAreDoubleBuffered) {
