@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "dist/failure_text.h"
 #include "dist/time_limit.h"
 #include "foveal/dist.h"
 
@@ -48,10 +49,13 @@ struct Library {
 
 Library load() {
   Library mpi{};
-  void* image = dlsym(RTLD_DEFAULT, "MPI_Init") != nullptr ? RTLD_DEFAULT : nullptr;  // the process has one already
+  // One that the process has already, of whatever implementation: a second one beside it would not know its ranks.
+  void* image = dlsym(RTLD_DEFAULT, "MPI_Init") != nullptr ? dlopen(nullptr, RTLD_NOW) : nullptr;
+  for (const char* name : {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12"})
+    if (image == nullptr) image = dlopen(name, RTLD_NOW | RTLD_NOLOAD);
   for (const char* name : {"libmpi.so.40", "libmpi.so"})
     if (image == nullptr) image = dlopen(name, RTLD_NOW | RTLD_GLOBAL);  // its plugins look for its symbols
-  if (image == nullptr && dlsym(RTLD_DEFAULT, "MPI_Init") == nullptr) {
+  if (image == nullptr) {
     mpi.unavailable = "MPI: libmpi.so.40 was not found; install Open MPI (Debian: libopenmpi3 and openmpi-bin)";
     return mpi;
   }
@@ -100,6 +104,7 @@ void check(int code, const char* what) {
 class MpiTransport final : public Transport {
  public:
   MpiTransport(Handle communicator, double time_limit) : mpi_(library()), time_limit_(time_limit) {
+    keep_for_good(failure_);                                             // a message of it may never complete
     check(mpi_.Comm_dup(communicator, &communicator_), "MPI_Comm_dup");  // messages of our own
     check(mpi_.Comm_set_errhandler(communicator_, mpi_.errors_return), "MPI_Comm_set_errhandler");
     check(mpi_.Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
@@ -108,7 +113,7 @@ class MpiTransport final : public Transport {
   ~MpiTransport() override {
     int finalized = 0;
     mpi_.Finalized(&finalized);
-    if (finalized == 0 && failure_.empty()) mpi_.Comm_free(&communicator_);  // after a failure it might wait for the others
+    if (finalized == 0 && failure_->empty()) mpi_.Comm_free(&communicator_);  // after a failure it might wait for the others
   }
 
   int rank() const override { return rank_; }
@@ -149,7 +154,8 @@ class MpiTransport final : public Transport {
         if (tries % 64 != 63) continue;
         look_for_failures();
         if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > time_limit_) {
-          set_failure(base::join("rank ", rank_, " waited ", time_limit_, " s for rank ", request.peer));
+          failure_->set("rank %d waited %g s for rank %d", rank_, time_limit_, request.peer);
+          tell_others();
           look_for_failures();
         }
       }
@@ -158,32 +164,30 @@ class MpiTransport final : public Transport {
 
   void all_gather(const void* mine, std::size_t bytes, void* all) override { all_gather_by_messages(*this, mine, bytes, all); }
 
-  void fail(const std::string& why) noexcept override { set_failure(base::join("rank ", rank_, " failed: ", why)); }
+  void fail(const std::string& why) noexcept override {
+    if (!failure_->empty()) return;  // all ranks know it
+    failure_->set("rank %d failed: %s", rank_, why.c_str());
+    tell_others();
+  }
 
  private:
-  using Word = std::array<char, 512>;
-
-  void set_failure(const std::string& failure) noexcept {
-    if (!failure_.empty()) return;  // all ranks know it
-    failure_ = failure;
-    const auto word = std::make_shared<Word>();
-    std::memcpy(word->data(), failure_.data(), std::min(failure_.size(), word->size() - 1));
-    keep_for_good(word);
-    Handle request = nullptr;  // never waited for: its word stays
+  void tell_others() noexcept {
+    Handle request = nullptr;  // never waited for
     for (int peer = 0; peer < size_; ++peer)
-      if (peer != rank_) mpi_.Isend(word->data(), static_cast<int>(word->size()), mpi_.byte, peer, of_failures, communicator_, &request);
+      if (peer != rank_)
+        mpi_.Isend(failure_->data(), static_cast<int>(FailureText::bytes), mpi_.byte, peer, of_failures, communicator_, &request);
   }
 
   /// Throws when some rank has failed.
   void look_for_failures() {
     int found = 0;
-    if (failure_.empty()) check(mpi_.Iprobe(any_source, of_failures, communicator_, &found, nullptr), "MPI_Iprobe");
+    if (failure_->empty()) check(mpi_.Iprobe(any_source, of_failures, communicator_, &found, nullptr), "MPI_Iprobe");
     if (found != 0) {
-      Word word{};
+      std::array<char, FailureText::bytes> word{};
       check(mpi_.Recv(word.data(), static_cast<int>(word.size()), mpi_.byte, any_source, of_failures, communicator_, nullptr), "MPI_Recv");
-      failure_ = word.data();
+      failure_->set("%s", word.data());
     }
-    if (!failure_.empty()) base::fail(ErrorCode::communication, "context parallelism: ", failure_);
+    if (!failure_->empty()) base::fail(ErrorCode::communication, "context parallelism: ", failure_->data());
   }
 
   struct Request {
@@ -194,7 +198,7 @@ class MpiTransport final : public Transport {
   double time_limit_;
   Handle communicator_ = nullptr;
   int rank_ = 0, size_ = 1;
-  std::string failure_;  ///< of some rank, itself or another
+  const std::shared_ptr<FailureText> failure_ = std::make_shared<FailureText>();  ///< of some rank, itself or another
   std::uint64_t last_ = 0;
   std::map<std::uint64_t, std::vector<Request>> under_way_;
 };

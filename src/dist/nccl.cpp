@@ -15,6 +15,7 @@
 #include "cuda/cuda_memory.h"
 #include "cuda/jit/driver.h"
 #include "dist/events.h"
+#include "dist/failure_text.h"
 #include "dist/time_limit.h"
 #include "foveal/dist.h"
 
@@ -115,17 +116,15 @@ class NcclTransport final : public Transport {
     watch_ = std::thread([this] { watch(); });
   }
   ~NcclTransport() override {
+    const driver::Current current(device_);
+    if (!has_failed()) driver::api().stream_synchronize(stream_);  // the watchdog ends a wait for ranks that are gone
     {
       const std::lock_guard lock(mutex_);
       ends_ = true;
     }
     changed_.notify_all();
     watch_.join();
-    const driver::Current current(device_);
-    if (failure_.empty()) {
-      driver::api().stream_synchronize(stream_);
-      nccl_.CommDestroy(communicator_);
-    }
+    if (failure_.empty()) nccl_.CommDestroy(communicator_);
     for (const Ticket& ticket : watched_) forget(ticket);
     for (const auto& [number, event] : arrived_) driver::api().event_destroy(event);
     events_.clear();
@@ -147,11 +146,13 @@ class NcclTransport final : public Transport {
     const driver::Current current(device_);
     return issue(driver::handle_of(stream), [&] {
       check_nccl(nccl_.GroupStart(), "ncclGroupStart");
+      int sent = 0, received = 0;  // the first that is not 0 is the error
       for (const Message& m : sends)
-        if (m.bytes > 0) check_nccl(nccl_.Send(m.data, m.bytes, one_byte, m.peer, communicator_, stream_), "ncclSend");
+        if (m.bytes > 0 && sent == 0) sent = nccl_.Send(m.data, m.bytes, one_byte, m.peer, communicator_, stream_);
       for (const Message& m : receives)
-        if (m.bytes > 0) check_nccl(nccl_.Recv(m.data, m.bytes, one_byte, m.peer, communicator_, stream_), "ncclRecv");
-      check_nccl(nccl_.GroupEnd(), "ncclGroupEnd");
+        if (m.bytes > 0 && sent == 0 && received == 0) received = nccl_.Recv(m.data, m.bytes, one_byte, m.peer, communicator_, stream_);
+      const int ended = nccl_.GroupEnd();  // in any case: groups are the thread's, also of communicators that others have
+      check_nccl(sent, "ncclSend"), check_nccl(received, "ncclRecv"), check_nccl(ended, "ncclGroupEnd");
     });
   }
 
@@ -191,7 +192,7 @@ class NcclTransport final : public Transport {
 
   void fail(const std::string& why) noexcept override {
     const std::lock_guard lock(mutex_);
-    end_with(why);
+    end_with("rank %d failed: %s", rank_, why.c_str());
   }
 
  private:
@@ -222,14 +223,19 @@ class NcclTransport final : public Transport {
     driver::api().event_destroy(ticket.ends);
   }
 
+  bool has_failed() {
+    const std::lock_guard lock(mutex_);
+    return !failure_.empty();
+  }
   void throw_failure() {
     const std::lock_guard lock(mutex_);
-    if (!failure_.empty()) base::fail(ErrorCode::communication, "context parallelism: ", failure_);
+    if (!failure_.empty()) base::fail(ErrorCode::communication, "context parallelism: ", failure_.data());
   }
   /// Aborts transfers under way, whose data are lost.
-  void end_with(const std::string& why) noexcept {
+  template <class... Values>
+  void end_with(const char* format, Values... values) noexcept {
     if (!failure_.empty()) return;
-    failure_ = why;
+    failure_.set(format, values...);
     nccl_.CommAbort(communicator_);
   }
 
@@ -247,9 +253,9 @@ class NcclTransport final : public Transport {
         int error = 0;
         nccl_.CommGetAsyncError(communicator_, &error);
         constexpr int in_progress = 7;
-        if (error != 0 && error != in_progress) end_with(base::join("NCCL: ", nccl_.GetErrorString(error)));
+        if (error != 0 && error != in_progress) end_with("NCCL: %s", nccl_.GetErrorString(error));
         if (first.has_begun && std::chrono::duration<double>(Clock::now() - first.begun).count() > time_limit_)
-          end_with(base::join("rank ", rank_, " waited ", time_limit_, " s for the others"));
+          end_with("rank %d waited %g s for the others", rank_, time_limit_);
       }
       changed_.wait_for(lock, std::chrono::milliseconds(20));
     }
@@ -267,7 +273,7 @@ class NcclTransport final : public Transport {
   std::map<std::uint64_t, driver::EventHandle> arrived_;
   Events events_;
   std::uint64_t last_ = 0;
-  std::string failure_;
+  FailureText failure_;
   bool ends_ = false;
   std::thread watch_;
 };

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/random.h"
+#include "dist/failure_text.h"
 #include "dist/plan.h"
 #include "dist/time_limit.h"
 #include "foveal/dist.h"
@@ -26,7 +27,7 @@ struct Hub {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> boxes;  ///< of the pairs that exchange anything
-  std::string failure;                                                      ///< of some rank: all others fail with it
+  FailureText failure;                                                      ///< of some rank: all others fail with it
   base::Random random;
 };
 
@@ -36,7 +37,7 @@ class ThreadTransport final : public Transport {
   ~ThreadTransport() override {
     const std::lock_guard lock(hub_->mutex);
     if (waiting_.empty()) return;
-    if (hub_->failure.empty()) hub_->failure = base::join("rank ", rank_, " left with messages under way");
+    hub_->failure.set("rank %d left with messages under way", rank_);
     hub_->changed.notify_all();
   }
 
@@ -68,7 +69,7 @@ class ThreadTransport final : public Transport {
   void all_gather(const void* mine, std::size_t bytes, void* all) override { all_gather_by_messages(*this, mine, bytes, all); }
   void fail(const std::string& why) noexcept override {
     const std::lock_guard lock(hub_->mutex);
-    if (hub_->failure.empty()) hub_->failure = base::join("rank ", rank_, " failed: ", why);
+    hub_->failure.set("rank %d failed: %s", rank_, why.c_str());
     hub_->changed.notify_all();
   }
 
@@ -89,9 +90,9 @@ class ThreadTransport final : public Transport {
     const bool came = hub_->changed.wait_for(lock, std::chrono::duration<double>(hub_->options.time_limit),
                                              [&] { return !box.empty() || !hub_->failure.empty(); });
     if (box.empty()) {
-      if (!came) hub_->failure = base::join("rank ", rank_, " waited ", hub_->options.time_limit, " s for rank ", m.peer);
+      if (!came) hub_->failure.set("rank %d waited %g s for rank %d", rank_, hub_->options.time_limit, m.peer);
       hub_->changed.notify_all();
-      base::fail(ErrorCode::communication, "context parallelism: ", hub_->failure);
+      base::fail(ErrorCode::communication, "context parallelism: ", hub_->failure.data());
     }
     if (box.front().size() != m.bytes)
       base::fail(ErrorCode::communication, "context parallelism: rank ", m.peer, " sent ", box.front().size(), " bytes; rank ", rank_,

@@ -1,4 +1,5 @@
 // The MPI engine: this program runs itself under mpirun, with 2 and 3 processes. Skipped where there is no mpirun.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -52,6 +53,14 @@ TEST_F(Mpi, AKilledRankIsAnErrorOfTheOthers) {
   std::filesystem::remove(seen);
 }
 
+/// A program of another MPI does not get Open MPI beside it, whose ranks would each be alone.
+TEST(OtherMpi, IsRefusedByItsName) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  const std::string command =
+      "timeout 100 " + self + " --gtest_also_run_disabled_tests --gtest_brief=1 --gtest_filter=MpiRank.DISABLED_OtherMpi";
+  EXPECT_EQ(std::system((command + " >/dev/null").c_str()), 0);  // NOLINT(cert-env33-c): the test's own program
+}
+
 /// The rows that each process computed, put together in all of them: what a process did not write is NaN.
 void share(Transport& transport, const TensorView& view) {
   std::vector<double> mine = problem::values_of(view), all(mine.size() * static_cast<std::size_t>(transport.size()));
@@ -99,6 +108,11 @@ TEST(MpiRank, DISABLED_NoCommunicator) {
   mpi_world();
   EXPECT_EQ(error_of([] { mpi_ranks(12345); }),
             "invalid_argument: mpi_ranks: 12345 is the handle of no communicator; expected what MPI_Comm_c2f() gives");
+}
+
+TEST(MpiRank, DISABLED_OtherMpi) {
+  ASSERT_NE(dlopen(FOVEAL_MOCK_MPI, RTLD_NOW | RTLD_GLOBAL), nullptr) << dlerror();
+  EXPECT_EQ(error_of([] { mpi_world(); }), "unsupported: MPI: the library is a mock of another MPI; expected Open MPI");
 }
 
 TEST(MpiRank, DISABLED_Late) {

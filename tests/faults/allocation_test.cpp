@@ -195,6 +195,23 @@ TEST(Allocation, OfOneRankMayFailAndNoOtherWaitsForIt) {
   }
 }
 
+/// Memory may be why a rank cannot go on: to say so takes none.
+TEST(Allocation, ARankThatFailsNeedsNone) {
+  const auto transports = dist::thread_ranks(2);
+  const std::string why(1000, 'x');
+  failing_allocation = 1;
+  transports[0]->fail(why);
+  EXPECT_EQ(failing_allocation, 1);
+  failing_allocation = 0;
+  char word = 0, all[2] = {};
+  try {
+    transports[1]->all_gather(&word, 1, all);
+    ADD_FAILURE() << "a gather with one that failed came to an end";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("rank 0 failed: xxx"), std::string::npos) << error.what();
+  }
+}
+
 constexpr const char* device_lines[] = {
     "backward bf16 b1 h1 q64 d64 mask=\"ids[q_idx] == ids[kv_idx]\" score=\"tanh(score / 3) + rel[q_idx]\" param=\"ids: integer[64]\" "
     "param=\"rel: real[64] grad\"",
