@@ -5,6 +5,8 @@
 #include <atomic>
 #include <exception>
 #include <limits>
+#include <map>
+#include <mutex>
 
 #include "api/backends.h"
 #include "base/check.h"
@@ -94,13 +96,6 @@ void fail_together(Transport& transport, Fn&& fn) {
   }
 }
 
-/// A barrier.
-void wait_for_others(Transport& transport) {
-  const char mine = 0;
-  std::string all(static_cast<std::size_t>(transport.size()), 0);
-  transport.all_gather(&mine, sizeof mine, all.data());
-}
-
 /// An agreement that fails is known to all ranks, unless it could not be exchanged.
 void agree(Transport& transport, Agreement& agreement) {
   try {
@@ -109,6 +104,55 @@ void agree(Transport& transport, Agreement& agreement) {
     if (!agreement.is_known_to_all()) transport.fail(error.what());
     throw;
   }
+}
+
+/// Ranks agree on what fill(agreement) adds. A rank where it throws refuses.
+template <class Fill>
+void agree_on(Transport& transport, Fill&& fill) {
+  Agreement agreement;
+  try {
+    fill(agreement);
+  } catch (...) {
+    agreement.refuse(std::current_exception());
+  }
+  agree(transport, agreement);
+}
+
+/// Memory on the GPU for all passes on one transport: these follow each other, whichever attention they are of.
+struct PassMemory {
+  explicit PassMemory(const Transport& of) : transport(&of) {}
+  ~PassMemory();
+  PassMemory(const PassMemory&) = delete;
+  PassMemory& operator=(const PassMemory&) = delete;
+
+  const Transport* const transport;
+  std::atomic_flag running;
+  DeviceBuffers forward{false}, backward{true};
+};
+
+struct PassMemories {
+  std::mutex mutex;
+  std::map<const Transport*, std::weak_ptr<PassMemory>> known;
+};
+PassMemories& pass_memories() {
+  static auto* const memories = new PassMemories;  // never freed: contexts may outlive static objects
+  return *memories;
+}
+
+PassMemory::~PassMemory() {
+  const std::lock_guard lock(pass_memories().mutex);
+  const auto found = pass_memories().known.find(transport);
+  if (found != pass_memories().known.end() && found->second.expired()) pass_memories().known.erase(found);
+}
+
+/// That of the other attentions of the transport, while there are any.
+std::shared_ptr<PassMemory> pass_memory(const Transport& transport) {
+  auto made = std::make_shared<PassMemory>(transport);
+  const std::lock_guard lock(pass_memories().mutex);
+  std::weak_ptr<PassMemory>& known = pass_memories().known[&transport];
+  if (auto found = known.lock()) return found;
+  known = made;
+  return made;
 }
 
 /// Runs fn in new buffers and returns their bytes. After an error they leak: messages under way may still read or write them.
@@ -197,28 +241,28 @@ struct ContextAttention::State {
   /// What a pass keeps from call to call.
   struct OfPass {
     bool agreed = false;
-    DeviceBuffers buffers;
     PartPlans plans{};
   };
+  explicit State(std::shared_ptr<Transport> transport) : memory(pass_memory(*transport)) { context.transport = std::move(transport); }
+
   Context context;
-  std::atomic_flag running;
+  std::shared_ptr<PassMemory> memory;  ///< gives it back while the transport is there
   std::size_t used = 0;
-  OfPass forward{.buffers = DeviceBuffers(false)}, backward{.buffers = DeviceBuffers(true)};
+  OfPass forward, backward;
 
   template <class Inputs, class Outputs>
   void run(OfPass& pass, const char* name, const Inputs& in, const Outputs& out, const std::vector<ParamBinding>& wanted, Stream stream);
   /// Collective, before anything of a pass is under way: an error of one rank is one of all ranks, and they can go on afterwards.
   template <class Check>
   void agree_on_pass(OfPass& pass, const char* name, Device device, const std::vector<ParamBinding>& params, const DropoutRng& rng,
-                     const std::vector<ParamBinding>& wanted, Check&& check);
+                     const std::vector<ParamBinding>& wanted, const TensorView& dlse, Check&& check);
 };
 
 ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
                                    const std::vector<ParamBinding>& params, const ContextOptions& options) {
   FOVEAL_CHECK(transport != nullptr, "transport: null; expected one of thread_ranks(), mpi_world() or your own");
-  fail_together(*transport, [&] { state_ = std::make_unique<State>(); });
+  fail_together(*transport, [&] { state_ = std::make_unique<State>(transport); });
   Context& c = state_->context;
-  c.transport = std::move(transport);
   Agreement agreement;
   try {
     planning::check_options(options.plan, api::backends());
@@ -295,24 +339,25 @@ std::pair<std::int64_t, std::int64_t> ContextAttention::planned_bytes(Pass pass)
 
 template <class Check>
 void ContextAttention::State::agree_on_pass(OfPass& pass, const char* name, Device device, const std::vector<ParamBinding>& params,
-                                            const DropoutRng& rng, const std::vector<ParamBinding>& wanted, Check&& check) {
+                                            const DropoutRng& rng, const std::vector<ParamBinding>& wanted, const TensorView& dlse,
+                                            Check&& check) {
   // Agreement costs a small message. Where that means waiting for the GPU, ranks agree once for all passes, unless seeds are the host's.
   const bool seeds = context.attention.dropout_p > 0 && !is_on_gpu(rng.state);
   if (pass.agreed && !seeds && context.transport->carries_device_memory()) return fail_together(*context.transport, check);
+  const auto add_this_call = [&](Agreement& agreement) {
+    add_call(agreement, base::join(name, device.kind == DeviceKind::cuda ? " on GPUs" : " on CPUs"), context.plan.text);
+  };
   if (!pass.agreed && device.kind == DeviceKind::cuda)  // a rehearsal waits for the GPU, whose work may wait for ranks that come later
-    fail_together(*context.transport, [&] { wait_for_others(*context.transport); });
-  Agreement agreement;
-  try {
-    add_call(agreement, name, context.plan.text);
+    agree_on(*context.transport, add_this_call);
+  agree_on(*context.transport, [&](Agreement& agreement) {
+    add_this_call(agreement);
     agreement.add("plan", context.plan.checksum, context.plan.text);
     check();
     add_rng(agreement, context, rng);
     agreement.add("parameters", text_of(params));
     agreement.add("gradients that are asked for", text_of(wanted));
-  } catch (...) {
-    agreement.refuse(std::current_exception());
-  }
-  agree(*context.transport, agreement);
+    if (context.plan.head_groups > 1) agreement.add("dlse", dlse.present() ? "given" : "absent");  // it travels with the queries
+  });
   pass.agreed = true;
 }
 
@@ -321,11 +366,15 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
                                   const std::vector<ParamBinding>& wanted, Stream stream) {
   const Context& c = context;
   const bool on_gpu = in.q.device.kind == DeviceKind::cuda;
+  constexpr bool is_forward = std::is_same_v<Inputs, ForwardInputs>;
+  DeviceBuffers& buffers = is_forward ? memory->forward : memory->backward;
+  TensorView dlse;
+  if constexpr (!is_forward) dlse = in.dlse;
   const auto run_on_gpu = [&](bool rehearses) {
-    pass.buffers.begin(in.q.device, stream, *c.transport, rehearses);
-    run_pass(c, in, out, pass.buffers, pass.plans);
+    buffers.begin(in.q.device, stream, *c.transport, rehearses);
+    run_pass(c, in, out, buffers, pass.plans);
   };
-  agree_on_pass(pass, name, in.q.device, in.params, in.rng, wanted, [&] {
+  agree_on_pass(pass, name, in.q.device, in.params, in.rng, wanted, dlse, [&] {
     FOVEAL_CHECK(!in.varlen, "varlen: given; the plan of a context attention knows the lengths");
     FOVEAL_CHECK(!in.segments, "segments: given; the plan of a context attention has them");
     FOVEAL_CHECK(!in.part, "part: given; the plan of a context attention divides the work");
@@ -339,16 +388,16 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
   fail_together(*c.transport, [&] {
     if (on_gpu) {
       run_on_gpu(false);
-      used = pass.buffers.bytes();
+      used = buffers.bytes();
     } else {
-      used = with_buffers([&](Buffers& buffers) { run_pass(c, in, out, buffers); });
+      used = with_buffers([&](Buffers& host) { run_pass(c, in, out, host); });
     }
   });
 }
 
 namespace {
 
-/// One call of a context at a time: two would mix up their messages.
+/// One call of a transport's contexts at a time: two would mix up their messages.
 class Turn {
  public:
   explicit Turn(std::atomic_flag& taken) : taken_(taken) {
@@ -371,7 +420,7 @@ void ignore_strides_of_ones(std::initializer_list<TensorView*> views) {
 }  // namespace
 
 void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
-  const Turn turn(held(state_).running);
+  const Turn turn(held(state_).memory->running);
   ForwardInputs inputs;
   ForwardOutputs outputs;
   fail_together(*state_->context.transport, [&] {
@@ -381,7 +430,7 @@ void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& ou
   state_->run(state_->forward, "a forward pass", inputs, outputs, {}, stream);
 }
 void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs& out, Stream stream) {
-  const Turn turn(held(state_).running);
+  const Turn turn(held(state_).memory->running);
   BackwardInputs inputs;
   BackwardOutputs outputs;
   fail_together(*state_->context.transport, [&] {

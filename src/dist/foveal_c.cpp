@@ -21,6 +21,7 @@ struct foveal_context {
   dist::ContextAttention attention;
   std::vector<Param> params;
   bool accumulates;
+  int threads;
 };
 
 namespace {
@@ -191,8 +192,8 @@ int foveal_context_create(const foveal_ranks* ranks, const foveal_attention* att
       const dist::WholeShapes shapes = shapes_of(own);
       const dist::ContextOptions how = context_options_of(options);
       begun = true;
-      *context =
-          new foveal_context{ranks->transport, dist::ContextAttention(ranks->transport, what, shapes, bound, how), params, accumulate};
+      *context = new foveal_context{ranks->transport, dist::ContextAttention(ranks->transport, what, shapes, bound, how), params,
+                                    accumulate, how.plan.threads};
     });
   });
 }
@@ -228,13 +229,14 @@ int foveal_context_run(foveal_context* context, const foveal_call* call, void* s
     FOVEAL_CHECK(context != nullptr, "context: null");
     telling_of_refusals(*context->transport, [&](bool& begun) {
       dispatch(of_this_version(call, "call"), context->params, [&](const auto& inputs, const auto& outputs) {
-        run_into(context->accumulates, inputs, outputs, [&]<class Inputs, class Outputs>(const Inputs& in, const Outputs& out) {
+        const auto run = [&]<class Inputs, class Outputs>(const Inputs& in, const Outputs& out) {
           begun = true;
           if constexpr (std::is_same_v<Inputs, ForwardInputs>)
             context->attention.forward(in, out, Stream{stream});
           else
             context->attention.backward(in, out, Stream{stream});
-        });
+        };
+        run_into(context->accumulates, inputs, outputs, run, context->threads);
       });
     });
   });

@@ -233,8 +233,8 @@ TEST_F(DifferentPasses, AreNamedOnEveryRank) {
   for (const std::string& error : run([](ContextAttention&a, const BackwardInputs&in, const BackwardOutputs&) {
          a.forward({.q = in.q, .k = in.k, .v = in.v, .params = in.params}, {.out = in.out});
        }))
-    EXPECT_TRUE(error.find("differ in call: rank 0 has a backward pass: ") != std::string::npos &&
-                error.find("; rank 1 has a forward pass: ") != std::string::npos)
+    EXPECT_TRUE(error.find("differ in call: rank 0 has a backward pass on CPUs: ") != std::string::npos &&
+                error.find("; rank 1 has a forward pass on CPUs: ") != std::string::npos)
         << error;
   for (const std::string& error : run([](ContextAttention&a, const BackwardInputs&in, BackwardOutputs out) {
          out.dparams.clear();
@@ -248,6 +248,29 @@ TEST_F(DifferentPasses, AreNamedOnEveryRank) {
     EXPECT_NE(error.find("k: i32["), std::string::npos) << error;
   for (const std::string& error : run([](ContextAttention&a, const BackwardInputs&in, const BackwardOutputs&out) { a.backward(in, out); }))
     EXPECT_EQ(error, "");
+}
+
+/// Where ranks share out heads, dlse travels with the queries.
+TEST(Dist, GradientsOfLseAreGivenByAllRanksOrNone) {
+  const auto errors = errors_of(2, {.time_limit = 20}, [](int rank, std::shared_ptr<Transport> t) {
+    ContextOptions options;
+    options.unit = 8, options.head_groups = 2;
+    const WholeShapes shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = 48, .seqlen_kv = 48, .head_dim = 4, .head_dim_v = 4};
+    ContextAttention attention(std::move(t), {.mask = causal()}, shapes, {}, options);
+    const auto rows = static_cast<std::int64_t>(attention.q_tokens().size());
+    std::vector<std::vector<float>> memory;
+    memory.reserve(16);
+    const auto tensor = [&] { return TensorView(memory.emplace_back(rows * 8, 0.1f).data(), DType::f32, {1, rows, 2, 4}); };
+    const auto statistics = [&] { return TensorView(memory.emplace_back(rows * 2, 0.1f).data(), DType::f32, {1, 2, rows}); };
+    BackwardInputs in{.q = tensor(), .k = tensor(), .v = tensor(), .out = tensor(), .lse = statistics(), .dout = tensor()};
+    const BackwardOutputs out{.dq = tensor(), .dk = tensor(), .dv = tensor()};
+    attention.forward({.q = in.q, .k = in.k, .v = in.v}, {.out = in.out, .lse = in.lse});
+    attention.backward(in, out);
+    if (rank == 1) in.dlse = statistics();
+    attention.backward(in, out);
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("ranks 0 and 1 differ in dlse: rank 0 has absent; rank 1 has given"), std::string::npos) << error;
 }
 
 TEST(Dist, AnErrorWithinAPassReachesTheOthersAtOnce) {

@@ -15,6 +15,7 @@
 
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/disk_cache.h"
+#include "dist/agreement.h"
 #include "dist/mailbox.h"
 #include "dist/ranks.h"
 #include "foveal/dist.h"
@@ -466,6 +467,82 @@ TEST(Peers, KeysOfForwardPassesAreDoubleBuffered) {
     for (std::size_t pass = 0; pass < 4; ++pass)
       for (const Message& m : recorded->received[pass]) EXPECT_EQ(m.free_since, pass == 0 ? 0 : recorded->tickets[pass - 1]);
   }));
+}
+
+/// Passes on one transport follow each other, so that layers with an attention each do not have memory each.
+TEST(Peers, AttentionsOfATransportShareMemory) {
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
+  cuda::jit::set_cache_folder("");
+  std::barrier all(2);
+  expect_no(on_ranks(2, [&](Transport& transport) {
+    const std::shared_ptr<Transport> borrowed(&transport, [](Transport*) {});
+    constexpr std::int64_t heads = 2, dim = 128;
+    const WholeShapes shapes{
+        .dtype = DType::bf16, .heads_q = heads, .heads_kv = heads, .seqlen_q = 2048, .seqlen_kv = 2048, .head_dim = dim, .head_dim_v = dim};
+    std::vector<ContextAttention> layers;
+    long after_first = 0;
+    for (int layer = 0; layer < 60; ++layer) {
+      ContextAttention& attention = layers.emplace_back(borrowed, Attention{.mask = layer % 2 ? causal() : causal() & window(700)}, shapes,
+                                                        std::vector<ParamBinding>{}, ContextOptions{.deal = "zigzag", .head_groups = 1});
+      const auto rows = static_cast<std::int64_t>(attention.q_tokens().size());
+      std::vector<std::vector<std::uint16_t>> memory(8, std::vector<std::uint16_t>(static_cast<std::size_t>(rows * heads * dim)));
+      std::vector<float> statistics(static_cast<std::size_t>(rows * heads));
+      const auto tensor = [&](std::size_t i) { return TensorView(memory[i].data(), DType::bf16, {1, rows, heads, dim}, gpu); };
+      const TensorView lse(statistics.data(), DType::f32, {1, heads, rows}, gpu);
+      attention.forward({.q = tensor(0), .k = tensor(1), .v = tensor(2)}, {.out = tensor(3), .lse = lse});
+      attention.backward({.q = tensor(0), .k = tensor(1), .v = tensor(2), .out = tensor(3), .lse = lse, .dout = tensor(4)},
+                         {.dq = tensor(5), .dk = tensor(6), .dv = tensor(7)});
+      all.arrive_and_wait();
+      if (layer == 3) after_first = mock::device().allocations;
+      if (layer > 3) {
+        EXPECT_EQ(mock::device().allocations, after_first) << layer;
+      }
+      all.arrive_and_wait();
+    }
+  }));
+}
+
+/// Ranks with tensors on a GPU and messages in host memory: where one refuses its call, or has its tensors elsewhere, all are told and go on.
+TEST(Staged, ErrorsOfFirstCallsAreThoseOfAllRanks) {
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
+  cuda::jit::set_cache_folder("");
+  const auto transports = thread_ranks(2, {.time_limit = 20});
+  std::vector<std::string> refused(2), elsewhere(2);
+  test::on_threads(2, [&](int rank) {
+    const auto error_of = [](auto&& fn) -> std::string {
+      try {
+        fn();
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    constexpr std::int64_t heads = 2, dim = 64;
+    const WholeShapes shapes{
+        .dtype = DType::bf16, .heads_q = heads, .heads_kv = heads, .seqlen_q = 512, .seqlen_kv = 512, .head_dim = dim, .head_dim_v = dim};
+    const std::shared_ptr<Transport> transport = transports[static_cast<std::size_t>(rank)];
+    ContextAttention attention(transport, {.mask = causal()}, shapes);
+    const auto rows = static_cast<std::int64_t>(attention.q_tokens().size());
+    std::vector<std::uint16_t> values(static_cast<std::size_t>(rows * heads * dim)), results(values.size());
+    const auto run = [&](Device device) {
+      const TensorView tensor(values.data(), DType::bf16, {1, rows, heads, dim}, device);
+      attention.forward({.q = tensor, .k = tensor, .v = tensor},
+                        {.out = TensorView(results.data(), DType::bf16, {1, rows, heads, dim}, device)});
+    };
+    refused[static_cast<std::size_t>(rank)] = error_of([&] {
+      if (rank == 0) return run(gpu);
+      Agreement agreement;  // as callers of other languages do before they have a call
+      agreement.refuse(std::make_exception_ptr(Error(ErrorCode::invalid_argument, "q: of an unknown dtype")));
+      agreement.exchange(*transport);
+    });
+    elsewhere[static_cast<std::size_t>(rank)] = error_of([&] { run(rank == 0 ? gpu : Device{}); });
+    run(gpu);
+  });
+  EXPECT_EQ(refused[0], "context parallelism: rank 1: q: of an unknown dtype");
+  for (const std::string& error : elsewhere) {
+    EXPECT_NE(error.find("differ in call: rank 0 has a forward pass on GPUs"), std::string::npos) << error;
+    EXPECT_NE(error.find("rank 1 has a forward pass on CPUs"), std::string::npos) << error;
+  }
 }
 
 /// Beside others whose memory is free only at the call.
