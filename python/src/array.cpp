@@ -12,6 +12,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "base/strided.h"
 #include "dlpack.h"
 #include "foveal/error.h"
 
@@ -66,14 +67,6 @@ TensorView empty_view(DType dtype, Device device, int rank, const char* argument
   TensorView view;
   view.dtype = dtype, view.device = device, view.rank = rank;
   return view;
-}
-
-void set_row_major(TensorView& view) {
-  std::int64_t stride = 1;
-  for (int d = view.rank - 1; d >= 0; --d) {
-    view.strides[static_cast<std::size_t>(d)] = stride;
-    stride *= view.sizes[static_cast<std::size_t>(d)];
-  }
 }
 
 std::optional<DType> integer_of(std::size_t bytes) {
@@ -137,7 +130,7 @@ TensorView by_exchange(nb::handle array, const dlpack::Exchange& exchange, const
   if (tensor.strides != nullptr)
     std::copy_n(tensor.strides, tensor.rank, view.strides.begin());
   else
-    set_row_major(view);
+    base::make_contiguous(view);
   return view;
 }
 
@@ -236,7 +229,7 @@ Stream stream_of(nb::handle array, Device device) {
 TensorView contiguous_view(DType dtype, Device device, const std::int64_t* sizes, int rank) {
   TensorView view = empty_view(dtype, device, rank, "tensor");
   std::copy_n(sizes, rank, view.sizes.begin());
-  set_row_major(view);
+  base::make_contiguous(view);
   return view;
 }
 

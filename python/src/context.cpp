@@ -42,6 +42,7 @@ class PythonTransport final : public dist::Transport {
       group_.attr("fail")(why);
     } catch (nb::python_error& error) {  // other ranks fail at their time limit
       error.discard_as_unraisable("context parallelism: fail");
+    } catch (...) {  // memory has run out
     }
   }
 
@@ -126,7 +127,9 @@ TensorView tensor(const nb::list& arrays, std::size_t slot, bool heads_first) {
 
 void bind_context(nb::module_& m) {
   using dist::ContextAttention;
-  nb::class_<dist::Transport>(m, "Transport", "What carries messages between ranks.").def_prop_ro("name", &dist::Transport::name);
+  nb::class_<dist::Transport>(m, "Transport", "What carries messages between ranks.")
+      .def_prop_ro("name", &dist::Transport::name)
+      .def("fail", &dist::Transport::fail, nb::arg("why"), "This rank cannot go on: every later call of every rank fails.");
   m.def("peer_id", &dist::peer_id, "What ranks have in common whose GPUs copy to each other's memory, made by rank 0.");
   m.def("peer_reachable", &dist::peer_reachable, nb::arg("id"), "Is this process on the host of the rank that made it?");
   m.def(

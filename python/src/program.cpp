@@ -212,12 +212,13 @@ nb::object& Program::observer() {
 }
 
 std::shared_ptr<const Program::Site> Program::find(const Arguments& arguments, const std::vector<TensorView>& tensors) {
-  thread_local std::string signature;
-  write_signature(number_, arguments, tensors, signature);
+  thread_local std::string looked_up;
+  write_signature(number_, arguments, tensors, looked_up);
   std::shared_ptr<const Site>& last = last_[static_cast<std::size_t>(arguments.pass)];
-  if (last && last->signature == signature) return last;
-  if (auto found = sites().find(signature)) return last = std::move(found);
+  if (last && last->signature == looked_up) return last;
+  if (auto found = sites().find(looked_up)) return last = std::move(found);
 
+  const std::string signature = looked_up;  // what follows runs Python code, which may call foveal again
   if (arguments.trains && tensors[slots::q].device.kind != DeviceKind::cpu) plan_gradients_ahead(arguments, tensors);
   auto site = std::make_shared<Site>();
   site->call = plan(arguments, tensors);

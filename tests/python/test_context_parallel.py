@@ -432,3 +432,51 @@ with new(15.0) as context:
         lines = out.splitlines()
         assert lines[0].startswith("Error soon") and "waited 1 s for rank" in lines[0], lines[0]
         assert lines[1].startswith("Error soon") and "rank 2" in lines[1], lines[1]
+
+
+def test_plans_follow_the_tensors_that_masks_read():
+    """A float tensor that the mask reads decides the plan like an integer one; one that only the score reads does not. Inference tensors do not tell."""
+    outputs = run(
+        """
+        q, k, v = [t.detach() for t in tensors(1, 64, 2, 8)]
+        kept = torch.zeros(64); kept[:40] = 1
+        rows = torch.arange(64)
+        def reading(kept, rows):
+            return lambda q, k, v: ft.attention(q, k, v, lambda s, b, h, i, j: s + 0.01 * rows[i], lambda b, h, i, j: kept[j] > 0.5)
+        def check(context, kept, rows):
+            expected = reading(kept, rows)(q, k, v)
+            with context:
+                out = reading(kept, rows)(*[context.shard(t) for t in (q, k, v)])
+                torch.testing.assert_close(context.unshard(out), expected, atol=2e-5, rtol=2e-5)
+        context = ft.context_parallel(dist.group.WORLD, 64, seq_dim=1, unit=8, threads=1)
+        check(context, kept, rows)
+        kept[:20] = 0
+        check(context, kept, rows)  # changed in place
+        assert len(context.explain()) == 2
+        rows += 1
+        check(context, kept, rows)
+        assert len(context.explain()) == 2
+        for step in range(4):
+            check(context, kept.roll(step), rows)  # a new tensor for every step
+        assert len(context.explain()) == 6
+        with torch.inference_mode():
+            kept, rows = kept.clone(), rows.clone()
+            for step in range(3):
+                kept.copy_(kept.roll(7))
+                check(context, kept, rows)
+        """
+    )
+    assert outputs == ["", ""]
+
+
+def test_errors_of_all_ranks_are_told_from_those_of_one():
+    """Where messages go from GPU to GPU: by the group's store."""
+    run(
+        """
+        from foveal.torch.context_parallel import _Refusals
+        refusals = _Refusals(dist.group.WORLD, 2, 0.5)
+        assert refusals.are_of_all()
+        if rank == 1:
+            assert not refusals.are_of_all()
+        """
+    )

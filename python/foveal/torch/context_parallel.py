@@ -17,6 +17,7 @@ import torch.distributed.distributed_c10d as c10d
 import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _core, doors
 from .._core import Program
@@ -116,10 +117,10 @@ class ContextParallel:
             raise ValueError(f"context_parallel: deal: '{deal}'; expected contiguous or zigzag, or the masks= that others are chosen by")
         self.layout = self._layout(["causal()"] if masks is None else masks, heads, deal, head_groups, unit) if chosen else None
         self._options = deal, head_groups, unit, self.layout, threads
-        self._plans: dict[Any, tuple[_core.ContextAttention, list[Tensor]]] = {}
+        self._plans: dict[Any, _core.ContextAttention] = {}
         self._on_devices: dict[Any, Tensor] = {}
         self._outer: list[Any] = []
-        self._checked: dict[str, tuple[int, int, Tensor]] = {}
+        self._checked: dict[str, tuple[Any, ...]] = {}
         of_ranks = [
             _core.context_tokens(self.seqlen, self.size, rank, deal, unit, head_groups) if self.layout is None else self.layout.q_tokens(rank)
             for rank in range(self.size)
@@ -129,6 +130,7 @@ class ContextParallel:
             raise ValueError(f"context_parallel: seqlen: {seqlen} in units of {unit} leaves a rank of {self.size} without tokens; lower unit")
         self._transport = _transport(self._group, self.rank, self.size, time_limit, multiprocessors, engine)
         self._by_host = isinstance(self._transport, _Transport)
+        self._refusals = None if self._by_host else _Refusals(self._group, self.size, time_limit)
         # A cotangent of lse is given on all ranks or on none, where ranks send it to each other; then zeros say nothing wrong.
         self.sends_dlse = self._by_host or (head_groups if self.layout is None else self.layout.head_groups) != 1
         self._tokens(self.rank, torch.device("cpu"))
@@ -234,8 +236,12 @@ class ContextParallel:
 
     def _refused(self, error: BaseException) -> None:
         """A door ends by an error. What all ranks were told of already is no news."""
-        if self._by_host and not getattr(error, "of_all_ranks", False):
+        if getattr(error, "of_all_ranks", False):
+            return
+        if self._refusals is None:
             self._transport.refuse(str(error))
+        elif not self._refusals.are_of_all():
+            self._transport.fail(str(error))
 
     def _tokens(self, rank: int, device: torch.device) -> Tensor:
         known = self._on_devices.get((rank, device))
@@ -272,8 +278,8 @@ class ContextParallel:
     def _check_packed(self, cu_seqlens: list[Tensor]) -> None:
         """Once for each version of each tensor: values of a GPU are waited for."""
         for name, given in zip(("q", "kv"), cu_seqlens):
-            state = (id(given), given._version)
-            if state == self._checked.get(name, (None,))[:2]:
+            state = _state(given)
+            if state is not None and state == self._checked.get(name):
                 continue
             lengths = given.cpu().diff().tolist()
             if lengths != self.lengths:
@@ -282,18 +288,21 @@ class ContextParallel:
                 )
                 error.of_all_ranks = False  # type: ignore[attr-defined]  # the others do not know
                 raise error
-            self._checked[name] = (*state, given)  # which keeps its identity
+            if state is not None:
+                self._checked[name] = state
 
     def explain(self) -> list[str]:
         """The plans made so far."""
-        return [plan.explain() for plan, _ in self._plans.values()]
+        return [plan.explain() for plan in self._plans.values()]
 
     def plan(self, found: Program, heads: tuple[int, int], q: Tensor, v: Tensor, params: Sequence[Tensor]) -> _core.ContextAttention:
         batch = 1 if self.lengths else q.shape[0]
         looks = found.key, batch, heads, q.shape[-1], v.shape[-1], q.dtype, q.device, tuple((tuple(p.shape), p.dtype) for p in params)
-        # Integer and boolean tensors may decide the mask, and with it the plan: equal ones are told by identity and version.
-        reads = tuple((id(p), p._version) for p in params if not p.is_floating_point())
-        known = self._plans.get((looks, reads))
+        # The tensors that the mask reads decide the plan.
+        names = set() if found.attention.mask is None else _core.params_of(found.attention.mask)
+        states = [_state(p) for param, p in zip(found.params, params) if param.name in names]
+        reads = None if None in states else tuple(states)
+        known = None if reads is None else self._plans.get((looks, reads))
         if known is None:
             sizes = [batch, *heads, self.seqlen, q.shape[-1], v.shape[-1]]
             dtype = getattr(_core.DType, _DTYPES[q.dtype])
@@ -303,10 +312,25 @@ class ContextParallel:
             )  # fmt: skip
             if made.q_tokens() != self.positions.tolist():
                 raise RuntimeError("context_parallel: the plan holds other tokens than shard() gave")
+            self._plans.pop((looks, reads), None)  # of tensors that do not tell: the last plan is kept, with its memory, but not used again
             while len(self._plans) >= _MAX_PLANS:
                 self._plans.pop(next(iter(self._plans)))
-            self._plans[(looks, reads)] = known = (made, list(params))  # which keeps their identities
-        return known[0]
+            self._plans[(looks, reads)] = known = made
+        return known
+
+
+_seen = WeakTensorKeyDictionary()  # tensor -> its number: unlike an id() it is not given to another tensor later
+_seen_numbers = itertools.count()
+
+
+def _state(tensor: Tensor) -> tuple[int, int, int] | None:
+    """Equal while it is the same tensor and has not changed; None of an inference tensor, which does not tell."""
+    if tensor.is_inference():
+        return None
+    number = _seen.get(tensor)
+    if number is None:
+        number = _seen[tensor] = next(_seen_numbers)
+    return number, tensor._version, tensor.data_ptr()
 
 
 def _lengths(seqlen: Any) -> list[int]:
@@ -360,6 +384,27 @@ def _of_rank_0(group: Any, mine: bytes, device: int) -> bytes:
     common = torch.tensor(list(mine), dtype=torch.uint8, device=f"cuda:{device}")
     distributed.broadcast(common, distributed.get_global_rank(group, 0), group=group)
     return bytes(common.tolist())
+
+
+class _Refusals:
+    """Errors of calls by ranks whose messages go from GPU to GPU, so that these do not meet at every call. They are counted in the group's store."""
+
+    _made: dict[str, int] = {}  # of each group: all ranks make theirs in the same order
+
+    def __init__(self, group: Any, size: int, time_limit: float):
+        number = self._made[group.group_name] = self._made.get(group.group_name, 0) + 1
+        self._store = c10d.PrefixStore(f"foveal/refusals/{group.group_name}/{number}", c10d._get_process_group_store(group))
+        self._size, self._time_limit, self._count = size, min(time_limit, 10.0), 0
+
+    def are_of_all(self) -> bool:
+        """Does every rank refuse this call, too? Then all go on. Not, unless the others do soon: they may wait for messages of this one."""
+        self._count += 1
+        begin = time.monotonic()
+        refusing: int = self._store.add(str(self._count), 1)
+        while refusing < self._size and time.monotonic() - begin < self._time_limit:
+            time.sleep(0.01)
+            refusing = self._store.add(str(self._count), 0)
+        return refusing >= self._size
 
 
 class _Transport:
