@@ -64,6 +64,15 @@ TEST(ReadPlan, ElementsThatLieApartAreSummedInL2) {
 }
 
 TEST(ReadPlan, TablesForEachQueryAreSummedByRows) {
+TEST(ReadPlan, TwoScansAreJudgedByTheirOwnTiles) {
+  const problem::Problem p = problem_of(
+      "backward f32 b2 h2 q300 d256 strategy=two_scan score=\"score + t[head, clamp(kv_idx - q_idx, -8, 8) + 8]\" param=\"t: real[2, 17] "
+      "grad\"");
+  const auto executable = executable_of(p, "sm_80", "");
+  EXPECT_NE(executable->kernel().find("two_scan"), std::string::npos);
+  for (const jit::KernelSource& source : executable->sources()) EXPECT_NE(source.stem, "dq_sm80");  // reads are summed beside dq
+}
+
   const auto row_of = [](const std::string& index, const std::string& rest = "real[4, 4, 4096, 256] grad") {
     const problem::Problem p =
         problem_of("backward bf16 b4 h4 q4096 d64 score=\"score + r[batch, head, q_idx, " + index + "]\" param=\"r: " + rest + "\"");

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
+#include "base/check.h"
 #include "base/philox.h"
 
 namespace foveal::cuda {
@@ -52,6 +54,15 @@ device::KeyRows key_rows_of(const problem::Problem& p) {
   using device::KeyRows;
   if (p.spread) return KeyRows::spread;
   return p.paged ? KeyRows::paged : p.gathered ? KeyRows::gathered : p.varlen ? KeyRows::packed : KeyRows::batched;
+  std::optional<std::string> refuses_params(const problem::Problem& p) {
+    if (p.params.size() > static_cast<std::size_t>(device::kMaxParams))
+      return base::join(p.params.size(), " params exceed ", device::kMaxParams);
+    for (const problem::ParamSpec& param : p.params)
+      for (const std::int64_t size : param.param.shape())
+        if (size > std::numeric_limits<std::int32_t>::max())  // indices are clamped in 32 bits
+          return base::join("parameter ", param.param.name(), ": a dimension of ", size, " exceeds 2^31 - 1");
+    return std::nullopt;
+  }
 }
 
 device::BlockTable block_table(const problem::Buffers& b) {

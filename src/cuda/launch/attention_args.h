@@ -1,5 +1,8 @@
 #pragma once
 // From a problem and its buffers to what the kernels read: constants when compiling, arguments when running.
+#include <optional>
+#include <string>
+
 #include "cuda/device/args.cuh"
 #include "cuda/jit/source.h"
 #include "problem/problem.h"
@@ -9,6 +12,9 @@ namespace foveal::cuda {
 /// How a kernel finds the rows of its keys.
 device::KeyRows key_rows_of(const problem::Problem& problem);
 device::BlockTable block_table(const problem::Buffers& buffers);
+
+/// Why kernels cannot take the parameters, or nothing.
+std::optional<std::string> refuses_params(const problem::Problem& problem);
 
 /// The constants that every attention kernel of the portable path needs besides its tiles.
 jit::Constants attention_constants(const problem::Problem& problem);

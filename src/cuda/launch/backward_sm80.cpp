@@ -22,15 +22,40 @@ jit::KernelSource source_of(const problem::Problem& p, const char* kernel) {
   return source;
 }
 
+/// The launches of a problem.
+struct Design {
+  bool two_scan;  ///< one launch for dq and for dk and dv
+  Chosen<Sm80Config> queries;
+  std::optional<Chosen<Sm80Config>> keys;  ///< none: dk and dv are not asked for
+  ReadPlan reads;
+
+  bool wants_queries(const problem::Problem& p) const { return p.dq.present || !reads.of(Collector::beside_dq).empty(); }
+};
+
+/// Nothing where a tile does not fit into shared memory.
+std::optional<Design> design_of(const problem::Problem& p, const Sm80Device& device) {
+  const bool wants_keys = p.dk.present || p.dv.present;
+  if (p.attention.backward == BackwardStrategy::two_scan && wants_keys) {
+    const auto choice = two_scan_choice(p, device.shared_bytes);
+    if (!choice) return std::nullopt;
+    Design both{true, *choice, *choice, sm80_read_plan(p, choice->config)};
+    if (both.wants_queries(p)) return both;
+  }
+  const auto queries = sm80_choice(p, Sm80Kernel::dq, device), keys = sm80_choice(p, Sm80Kernel::dkdv, device);
+  if (!queries || (wants_keys && !keys)) return std::nullopt;
+  return Design{false, *queries, wants_keys ? keys : std::nullopt, sm80_read_plan(p, queries->config)};
+}
+
 class BackwardSm80 : public GpuExecutable {
  public:
-  BackwardSm80(const problem::Problem& problem, const driver::DeviceFacts& facts)
+  BackwardSm80(const problem::Problem& problem, const driver::DeviceFacts& facts, Design design)
       : problem_(problem),
         device_(problem.device.index),
-        read_plan_(sm80_read_plan(problem, sm80_choice(problem, Sm80Kernel::dq, sm80_device(facts))->config)),
+        read_plan_(std::move(design.reads)),
         gradients_(problem, read_plan_, workspace_),
         measure_(problem, facts.shared_bytes_per_block),
-        reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_) {
+        reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_),
+        two_scan_(design.two_scan) {
     const problem::Problem& p = problem_;
     const auto real = p.dtype == DType::f64 ? sizeof(double) : sizeof(float);
     const std::int64_t rows = p.varlen ? p.total_q : p.batch * p.seqlen_q;
@@ -38,24 +63,14 @@ class BackwardSm80 : public GpuExecutable {
     largest_offset_ = workspace_.reserve(static_cast<std::size_t>(rows * p.heads_q) * real);
     delta_offset_ = workspace_.reserve(static_cast<std::size_t>(rows * p.heads_q) * real);
 
-    const Sm80Device device = sm80_device(facts);
-    const bool wants_queries = p.dq.present || !read_plan_.of(Collector::beside_dq).empty(), wants_keys = p.dk.present || p.dv.present;
-    two_scan_ = p.attention.backward == BackwardStrategy::two_scan && wants_queries && wants_keys;
-    if (two_scan_) {
-      const auto choice = *two_scan_choice(p, device.shared_bytes);
-      queries_.emplace(p, Sm80Kernel::dq, choice, backward_sm80_source(p, Sm80Kernel::two_scan, choice.config), workspace_);
-      keys_.emplace(p, Sm80Kernel::dkdv, choice, backward_sm80_source(p, Sm80Kernel::two_scan, choice.config), workspace_);
-      queries_->reserve_shared(keys_->shared_bytes());
-    } else {
-      if (wants_keys) {
-        const auto choice = *sm80_choice(p, Sm80Kernel::dkdv, device);
-        keys_.emplace(p, Sm80Kernel::dkdv, choice, backward_sm80_source(p, Sm80Kernel::dkdv, choice.config), workspace_);
-      }
-      if (wants_queries) {
-        const auto choice = *sm80_choice(p, Sm80Kernel::dq, device);
-        queries_.emplace(p, Sm80Kernel::dq, choice, backward_sm80_source(p, Sm80Kernel::dq, choice.config), workspace_);
-      }
-    }
+    const auto emplace = [&](std::optional<PassSm80>& pass, Sm80Kernel half, const Chosen<Sm80Config>& choice) {
+      pass.emplace(p, half, choice, backward_sm80_source(p, two_scan_ ? Sm80Kernel::two_scan : half, choice.config), workspace_);
+    };
+    const bool wants_queries = p.dq.present || !read_plan_.of(Collector::beside_dq).empty();
+    if (two_scan_) emplace(queries_, Sm80Kernel::dq, design.queries);
+    if (design.keys) emplace(keys_, Sm80Kernel::dkdv, *design.keys);
+    if (two_scan_) queries_->reserve_shared(keys_->shared_bytes());
+    if (!two_scan_ && wants_queries) emplace(queries_, Sm80Kernel::dq, design.queries);
     const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
     sources_ = {delta_sm80_source(p), measure_.source()};
     add(gradients_.sources());
@@ -125,8 +140,8 @@ class BackwardSm80 : public GpuExecutable {
   ParamGradients gradients_;
   MeasureSm80 measure_;
   ReadPasses reads_;
+  bool two_scan_;
   std::size_t lse2_offset_ = 0, largest_offset_ = 0, delta_offset_ = 0;
-  bool two_scan_ = false;
   std::optional<PassSm80> keys_, queries_;
   jit::Kernel delta_;
 };
@@ -139,17 +154,18 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   const std::size_t limit = facts.shared_bytes_per_block;
   if (p.attention.backward == BackwardStrategy::two_scan && std::max(p.head_dim, p.head_dim_v) > 256)
     return "two_scan takes head dims to 256; use split or automatic";
-  const bool fits =
-      p.attention.backward == BackwardStrategy::two_scan
-          ? two_scan_choice(p, limit).has_value()
-          : sm80_choice(p, Sm80Kernel::dq, limit) && sm80_choice(p, Sm80Kernel::dkdv, limit) && sm80_choice(p, Sm80Kernel::pairs, limit);
-  if (!fits || !sm80_choice(p, Sm80Kernel::measure, limit))
+  const auto design = design_of(p, sm80_device(facts));
+  if (!design || !sm80_choice(p, Sm80Kernel::measure, limit))
     return base::join("a tile of head_dim ", p.head_dim, " does not fit into ", limit, " bytes of shared memory");
-  return std::nullopt;
+  if (design->keys)
+    if (auto reason = TileTables::refuses(p, design->keys->config.block_q, design->keys->config.block_kv)) return reason;
+  if (design->wants_queries(p))
+    if (auto reason = TileTables::refuses(p, design->queries.config.block_q, design->queries.config.block_kv)) return reason;
+  return ReadPasses::refuses(p, limit, design->reads);
 }
 
 std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  return std::make_unique<BackwardSm80>(p, facts);
+  return std::make_unique<BackwardSm80>(p, facts, *design_of(p, sm80_device(facts)));
 }
 
 std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts& facts) {

@@ -286,7 +286,12 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
            "theirs";
   const std::size_t needed = choice->config.shared_bytes(p);
   if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
-  return std::nullopt;
+  if (auto reason = TileTables::refuses(p, choice->config.block_q, choice->config.task_keys())) return reason;
+  if (!plan.of(Collector::pairs).empty())
+    if (auto reason = PairsSm90::refuses(p)) return reason;
+  if (plan.rows)
+    if (auto reason = TileTables::refuses(p, plan.rows->block_q(), plan.rows->block_kv)) return reason;
+  return ReadPasses::refuses(p, facts.shared_bytes_per_block, plan);
 }
 
 std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {

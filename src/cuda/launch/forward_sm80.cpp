@@ -49,10 +49,10 @@ class ForwardSm80 : public GpuExecutable {
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_sm80(p, facts)) return reason;
   if (p.spread) return "keys of a part in ranges";
-  if (!sm80_choice(p, Sm80Kernel::forward, sm80_device(facts))) {
+  const auto choice = sm80_choice(p, Sm80Kernel::forward, sm80_device(facts));
+  if (!choice)
     return base::join("a tile of head_dim ", p.head_dim, " does not fit into ", facts.shared_bytes_per_block, " bytes of shared memory");
-  }
-  return std::nullopt;
+  return TileTables::refuses(p, choice->config.block_q, choice->config.block_kv);
 }
 
 std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
@@ -85,8 +85,7 @@ std::optional<std::string> refuses_sm80(const problem::Problem& p, const driver:
   if (facts.capability() < 80) return base::join(facts.name, " has compute capability ", facts.major, ".", facts.minor, "; needs 8.0");
   if (p.head_dim > sm80_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm80_max_head_dim);
   if (p.head_dim_v > sm80_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm80_max_head_dim);
-  if (p.params.size() > static_cast<std::size_t>(device::kMaxParams))
-    return base::join(p.params.size(), " params exceed ", device::kMaxParams);
+  if (auto reason = refuses_params(p)) return reason;
   constexpr std::int64_t smallest_tile = 16;
   const std::int64_t tasks = (std::max(p.seqlen_q, p.seqlen_kv) / smallest_tile + 1) * p.heads_q * p.batch;
   if (tasks > std::numeric_limits<std::int32_t>::max())

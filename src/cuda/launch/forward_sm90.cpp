@@ -248,7 +248,7 @@ std::optional<std::string> refuses_forward(const problem::Problem& p, const driv
   if (!choice) return "no tile fits shared memory";
   const std::size_t needed = choice->config.shared_bytes(p);
   if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
-  return std::nullopt;
+  return TileTables::refuses(p, choice->config.queries(), choice->config.block_kv);
 }
 
 std::unique_ptr<GpuExecutable> make_forward(const problem::Problem& p, const driver::DeviceFacts& facts) {

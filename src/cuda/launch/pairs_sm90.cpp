@@ -26,6 +26,11 @@ bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read)
 
 }  // namespace
 
+std::optional<std::string> PairsSm90::refuses(const problem::Problem& p) {
+  const Sm90PairsConfig config = sm90_pairs_config(p);
+  return TileTables::refuses(p, config.block_q, config.block_kv);
+}
+
 PairsSm90::PairsSm90(const problem::Problem& p, const PlannedRead& planned, const driver::DeviceFacts& facts, Workspace& workspace)
     : problem_(p), config_(sm90_pairs_config(p)) {
   const int block_q = config_.block_q, block_kv = config_.block_kv;

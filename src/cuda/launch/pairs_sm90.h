@@ -13,6 +13,9 @@ namespace foveal::cuda {
 
 class PairsSm90 {
  public:
+  /// Why no such pass can run a problem, or nothing.
+  static std::optional<std::string> refuses(const problem::Problem& problem);
+
   PairsSm90(const problem::Problem& problem, const PlannedRead& read, const driver::DeviceFacts& facts, Workspace& workspace);
 
   const std::vector<jit::KernelSource>& sources() const { return sources_; }

@@ -73,6 +73,20 @@ ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, const ReadP
   }
 }
 
+std::optional<std::string> ReadPasses::refuses(const problem::Problem& p, std::size_t limit, const ReadPlan& plan) {
+  for (const auto& [collector, kernel] : {std::pair{Collector::walk, Sm80Kernel::reads}, {Collector::any_pairs, Sm80Kernel::pairs}}) {
+    const std::vector<int> reads = plan.of(collector);
+    if (reads.empty()) continue;
+    const std::size_t param = plan.reads[static_cast<std::size_t>(reads.front())].facts.param;
+    const auto choice = sm80_choice(p, kernel, limit);
+    if (!choice)
+      return base::join("the gradient of ", p.params[param].param.name(), " takes a pass of its own, whose tiles of head_dim ",
+                        std::max(p.head_dim, p.head_dim_v), " and terms do not fit into ", limit, " bytes of shared memory");
+    if (auto reason = TileTables::refuses(p, choice->config.block_q, choice->config.block_kv)) return reason;
+  }
+  return std::nullopt;
+}
+
 std::vector<jit::KernelSource> ReadPasses::sources() const {
   std::vector<jit::KernelSource> all;
   if (queries_) all = queries_->sources();

@@ -62,6 +62,9 @@ class ReadPasses {
  public:
   ReadPasses(const problem::Problem& problem, std::size_t shared_bytes_per_block, const ReadPlan& plan, Workspace& workspace);
 
+  /// Why a plan's portable passes cannot run, or nothing.
+  static std::optional<std::string> refuses(const problem::Problem& problem, std::size_t shared_bytes_per_block, const ReadPlan& plan);
+
   bool any() const { return queries_ || !pairs_.empty(); }
   std::vector<jit::KernelSource> sources() const;
   void load(const std::shared_ptr<const jit::Image>* images, int device);

@@ -65,8 +65,7 @@ std::optional<std::string> refuses_sm90(const problem::Problem& p, const driver:
   if (facts.capability() != 90) return base::join(facts.name, " has compute capability ", facts.major, ".", facts.minor, "; needs 9.0");
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return base::join("dtype ", to_string(p.dtype), " is not bf16 or f16");
   if (!(p.scale > 0)) return base::join("scale ", p.scale, " is not positive");
-  if (p.params.size() > static_cast<std::size_t>(device::kMaxParams))
-    return base::join(p.params.size(), " params exceed ", device::kMaxParams);
+  if (auto reason = refuses_params(p)) return reason;
   if (is_long(p)) return "the score is too long to stand beside wgmma for every pair";
   if (p.total_q == 0 || p.total_kv == 0 || p.heads_q == 0 || p.seqlen_q == 0 || p.seqlen_kv == 0) return "a size is 0";
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 2;

@@ -1,5 +1,8 @@
 #include "cuda/launch/tile_tables.h"
 
+#include <limits>
+
+#include "base/check.h"
 #include "base/divide.h"
 #include "cuda/device/tile_classes.cuh"
 #include "cuda/launch/attention_args.h"
@@ -11,27 +14,44 @@ namespace foveal::cuda {
 namespace {
 
 struct MaskFacts {
-  bool data = false;     ///< reads a parameter
-  bool lengths = false;  ///< reads the lengths of its sequence
-  bool batch = false;
+  bool on_device = false;  ///< only a run knows its tables
+  int batches = 1;         ///< with tables of their own
+  int heads = 1;           ///< likewise
 };
 
-MaskFacts facts_of(const scoring::Program& mask) {
-  MaskFacts facts;
-  for (const scoring::Instr& instr : mask.code) {
-    facts.data = facts.data || instr.op == scoring::Op::read;
-    facts.lengths = facts.lengths || instr.op == scoring::Op::seqlen_q || instr.op == scoring::Op::seqlen_kv;
-    facts.batch = facts.batch || instr.op == scoring::Op::batch;
+MaskFacts facts_of(const problem::Problem& p) {
+  bool data = false, lengths = false, batch = false;
+  for (const scoring::Instr& instr : p.score->mask.code) {
+    data = data || instr.op == scoring::Op::read;
+    lengths = lengths || instr.op == scoring::Op::seqlen_q || instr.op == scoring::Op::seqlen_kv;
+    batch = batch || instr.op == scoring::Op::batch;
   }
-  return facts;
+  const bool on_device = data || (p.ragged_kv() && lengths);
+  return {.on_device = on_device,
+          .batches = batch || (on_device && p.ragged_kv()) ? static_cast<int>(p.batch) : 1,
+          .heads = mask_depends_on_head(p) ? static_cast<int>(p.heads_q) : 1};
 }
 
 }  // namespace
 
+std::optional<std::string> TileTables::refuses(const problem::Problem& p, int block_q, int block_kv) {
+  if (!p.has_mask()) return std::nullopt;
+  const MaskFacts facts = facts_of(p);
+  if (!facts.on_device) return std::nullopt;
+  // One block classifies a tile, and rows of the table begin at 32-bit indices of runs.
+  constexpr double most = std::numeric_limits<std::int32_t>::max();
+  const double of_one =
+      static_cast<double>(base::divide_up(p.seqlen_q, block_q)) * static_cast<double>(base::divide_up(p.seqlen_kv, block_kv));
+  const double all = of_one * facts.batches * facts.heads;
+  if (all <= most) return std::nullopt;
+  return base::join("the mask reads data, and the table of its tiles would have ", static_cast<std::int64_t>(of_one), " for each of ",
+                    std::int64_t{facts.batches} * facts.heads, facts.heads > 1 ? " heads of sequences" : " sequences",
+                    ", all as long as the longest; at most 2^31 - 1 in all");
+}
+
 TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, bool transposed, Workspace& workspace)
     : transposed_(transposed) {
-  const auto tiles = [](std::int64_t length, int block) { return base::divide_up(length, block); };
-  const std::int64_t tiles_q = tiles(p.seqlen_q, block_q), tiles_kv = tiles(p.seqlen_kv, block_kv);
+  const std::int64_t tiles_q = base::divide_up(p.seqlen_q, block_q), tiles_kv = base::divide_up(p.seqlen_kv, block_kv);
   rows_ = transposed ? tiles_kv : tiles_q;
   capacity_ = transposed ? tiles_q : tiles_kv;
   const std::int64_t pairs = p.batch * p.heads_q;
@@ -40,14 +60,13 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
     full = pairs * tiles_q * tiles_kv;
     return;
   }
-  const MaskFacts facts = facts_of(p.score->mask);
-  const bool on_device = facts.data || (p.ragged_kv() && facts.lengths);
-  mask_batches_ = facts.batch || (on_device && p.ragged_kv()) ? static_cast<int>(p.batch) : 1;
-  mask_heads_ = mask_depends_on_head(p) ? static_cast<int>(p.heads_q) : 1;
+  if (auto reason = refuses(p, block_q, block_kv)) base::fail(ErrorCode::unsupported, *reason);
+  const MaskFacts facts = facts_of(p);
+  mask_batches_ = facts.batches, mask_heads_ = facts.heads;
   head_stride_ = mask_heads_ > 1 ? rows_ : 0;
   batch_stride_ = mask_batches_ > 1 ? rows_ * mask_heads_ : 0;
   const auto all_rows = static_cast<std::size_t>(rows_ * mask_batches_ * mask_heads_);
-  if (on_device) {
+  if (facts.on_device) {
     const std::size_t all_tiles = all_rows * static_cast<std::size_t>(capacity_);
     classes_offset_ = workspace.reserve(all_tiles);
     runs_offset_ = workspace.reserve(all_tiles * sizeof(device::TileRun));
@@ -79,15 +98,15 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
 
 void TileTables::classify_known(const problem::Problem& p, int block_q, int block_kv) {
   constexpr std::int64_t most_tiles = 1 << 14;  // planning stays short
-  const std::int64_t tiles = rows_ * capacity_;
-  if (p.ragged_kv() || tiles * mask_batches_ * mask_heads_ > most_tiles) return;
+  const std::int64_t tiles_of_one = rows_ * capacity_;
+  if (p.ragged_kv() || tiles_of_one * mask_batches_ * mask_heads_ > most_tiles) return;
   const mask::Tiling tiling{p.seqlen_q, p.seqlen_kv, block_q, block_kv, p.attention.q_offset, p.attention.kv_offset};
   for (int batch = 0; batch < mask_batches_; ++batch) {
     for (int head = 0; head < mask_heads_; ++head) {
       mask::BlockMask blocks = mask::classify(p.score->mask, tiling, batch, head, scoring::ReadRanges());
       if (transposed_) blocks = mask::transpose(blocks);
       const std::size_t first = known_.size();
-      known_.resize(first + static_cast<std::size_t>(tiles), device::kEmpty);
+      known_.resize(first + static_cast<std::size_t>(tiles_of_one), device::kEmpty);
       for (std::size_t row = 0; row + 1 < blocks.row_begin.size(); ++row) {
         for (std::int64_t r = blocks.row_begin[row]; r < blocks.row_begin[row + 1]; ++r) {
           const mask::Run& run = blocks.runs[static_cast<std::size_t>(r)];

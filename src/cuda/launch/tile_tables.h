@@ -1,6 +1,8 @@
 #pragma once
 // Which tiles each row of tiles visits: classified on the host while planning, or by a kernel in each run when the mask reads data.
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "cuda/device/args.cuh"
@@ -12,6 +14,9 @@ namespace foveal::cuda {
 
 class TileTables {
  public:
+  /// Why there can be no table for tiles of this size, or nothing.
+  static std::optional<std::string> refuses(const problem::Problem& problem, int block_q, int block_kv);
+
   /// transposed: rows are kv tiles. Reserves workspace for tables that are made in each run.
   TileTables(const problem::Problem& problem, int block_q, int block_kv, bool transposed, Workspace& workspace);
 
