@@ -7,6 +7,8 @@
 
 namespace foveal::device {
 
+constexpr u32 kKeysReadBarrier = 4;  // one for each warpgroup of consumers; below are the kernels' own
+
 /// All phases of a consumer warpgroup.
 struct BackwardWarpgroup : BackwardGradients {
   using BackwardGradients::BackwardGradients;
@@ -34,6 +36,9 @@ struct BackwardWarpgroup : BackwardGradients {
       }
       const auto exists = [&](int row) { return key_of(work) + 8 * row < work.sequence.len_kv; };
       add_reads_of_dk(args.attention, base_of_group(work), (exists(0) ? sum[0] : 0.0f) + (exists(1) ? sum[1] : 0.0f));
+      // One thread returns K to TMA: not before all warps have loaded theirs.
+      fence_async_proxy();
+      named_barrier_sync(kKeysReadBarrier + first_key / 64, 128);
     }
   }
 
