@@ -124,9 +124,11 @@ struct OnlineSoftmax {
       const float unit = far ? kLog2e : 1.0f;  // far rows are merged in natural units, others in base 2
       const float shift = reference[r] * (far ? scale_log2 * kLn2 : scale_log2), sink_shift = far ? sink[r] : sink[r] * kLog2e;
       const float top = fmaxf(shift, sink_shift);
-      const float of_keys = exp2_real((shift - top) * unit);
-      const float total = quad_sum(sum[r]) * of_keys + exp2_real((sink_shift - top) * unit);
-      inverse[r] = of_keys / total;
+      const bool empty = top == -infinity();  // no keys, and a sink of weight 0
+      const float finite = empty ? 0.0f : top;
+      const float of_keys = exp2_real((shift - finite) * unit);
+      const float total = quad_sum(sum[r]) * of_keys + exp2_real((sink_shift - finite) * unit);
+      inverse[r] = empty ? 0.0f : of_keys / total;
       lse[r] = far ? top + log2_approx(total) * kLn2 : (top + log2_approx(total)) * kLn2;
     }
   }
