@@ -83,6 +83,42 @@ TEST(GpuRun, NeitherAllocatesNorLocksWhereParametersAreTrained) {
 }
 
 TEST(Runs, CheckedOnesNameAPageOrALengthThatCannotBe) {
+TEST(Runs, TensorsThatAreStoredToIn16BytesBeginThere) {
+  const auto expect_refused = [](test::MockPlan& plan, TensorView& view, const char* name) {
+    EXPECT_EQ(error_of(plan), "");
+    void* const aligned = view.data;
+    view.data = static_cast<char*>(aligned) + 2;
+    EXPECT_NE(error_of(plan).find(name), std::string::npos) << name << ": " << error_of(plan);
+    EXPECT_NE(error_of(plan).find("no multiple of 16 bytes"), std::string::npos) << name << ": " << error_of(plan);
+    view.data = aligned;
+  };
+  test::MockPlan forward(problem::parse_line("forward bf16 b2 h2 q256 d64"), "sm_90a");
+  expect_refused(forward, forward.buffers.out, "out: begins at");
+  test::MockPlan backward(problem::parse_line("backward bf16 b2 h2 q256 d64"), "sm_90a");
+  problem::Buffers& b = backward.buffers;
+  for (const auto& [name, view] : {std::pair{"out", &b.out}, {"dq", &b.dq}, {"dk", &b.dk}, {"dv", &b.dv}, {"q", &b.q}, {"dout", &b.dout}})
+    expect_refused(backward, *view, name[0] == 'q' || std::string(name) == "dout" ? "a tensor begins at" : name);
+  test::MockPlan narrow(problem::parse_line("forward bf16 b1 h8 q2048 d64 score=\"score + t[head, ids[q_idx, kv_idx]]\" param=\"t: real[8, "
+                                            "100]\" param=\"ids: integer[2048, 2048] i32 integers(0, 99)\""),
+                        "sm_90a");
+  ASSERT_EQ(narrow.executable->sources().back().stem, "narrow_indices");
+  expect_refused(narrow, narrow.buffers.params[1], "parameter ids: begins at");
+  test::MockPlan portable(problem::parse_line("forward bf16 b2 h2 q256 d64"), "sm_80");  // its kernels look at the address
+  portable.buffers.out.data = static_cast<char*>(portable.buffers.out.data) + 2;
+  EXPECT_EQ(error_of(portable), "");
+}
+
+/// What a run throws, or "".
+std::string error_of(const test::MockPlan& plan) {
+  try {
+    plan.run();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return "";
+}
+
   test::MockPlan plan(problem::parse_line("forward bf16 b2 h2 q9:64 d64 pages=16:8 checked"), "sm_80");
   std::vector<std::int32_t> pages{0, 1, 2, 3, 4, 99, 5, 6}, lengths{64, 40};
   plan.buffers.block_table.data = pages.data(), plan.buffers.seqlens_kv.data = lengths.data();  // the mock device's memory is the host's

@@ -89,6 +89,9 @@ class NarrowIndices : public WrappedPass {
       const Narrowed& one = narrowed_[n];
       const problem::TensorSpec& to = narrow_.params[one.param].tensor;
       const TensorView from = given.params[one.param];
+      if (lie_together(p_.params[one.param].tensor) && reinterpret_cast<std::uintptr_t>(from.data) % 16 != 0)
+        base::fail(ErrorCode::invalid_argument, "parameter ", p_.params[one.param].param.name(), ": begins at ", from.data,
+                   ", no multiple of 16 bytes as that which was planned for; plan with tensors like it");
       TensorView& view = buffers->params[one.param];
       view.data = Workspace::at<void>(workspace, one.offset), view.dtype = to.dtype, view.strides = to.strides;
       device::NarrowArgs args{};

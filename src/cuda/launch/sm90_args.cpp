@@ -164,7 +164,20 @@ std::int64_t sm90_keys_in_reach(const problem::Problem& p, const Sm90Mask& mask)
   return std::clamp<std::int64_t>(p.seqlen_q + mask.band.high, 1, p.seqlen_kv);
 }
 
+namespace {
+
+/// Tensor maps check their own addresses.
+void check_stored(const char* name, const TensorView& view) {
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0)
+    base::fail(ErrorCode::invalid_argument, name, ": begins at ", view.data,
+               ", no multiple of 16 bytes as that which was planned for; plan with tensors like it");
+}
+
+}  // namespace
+
 device::Sm90Args sm90_args(const problem::Problem& p, const problem::Buffers& buffers, const Sm90Mask& mask) {
+  check_stored("out", buffers.out);
+  check_stored("dq", buffers.dq), check_stored("dk", buffers.dk), check_stored("dv", buffers.dv);
   device::Sm90Args args{};
   args.attention = attention_args(p, buffers);
   args.scale = static_cast<float>(args.attention.scale);
