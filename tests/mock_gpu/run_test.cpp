@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "counted_allocations.h"
+#include "cuda/device/outside_args.cuh"
 #include "mock_driver.h"
 #include "mock_plan.h"
 
@@ -127,6 +128,24 @@ std::string error_of(const test::MockPlan& plan) {
       plan.run();
     } catch (const Error& error) {
       return std::string(error.what());
+TEST(Runs, CheckedOnesLookAtMoreRowsThanAGridHas) {
+  test::MockPlan plan(problem::parse_line("forward bf16 b1024 h64 q131072:16 d8 score=\"score + t[q_idx]\" param=\"t: real[7]\" checked"),
+                      "sm_80");
+  static long long blocks, rows;
+  blocks = rows = 0;
+  mock::call_for_launches([](const cuda::driver::LaunchConfig& config, const void* argument, std::size_t bytes) {
+    if (bytes != sizeof(device::OutsideArgs)) return;
+    const auto& args = *static_cast<const device::OutsideArgs*>(argument);
+    blocks = static_cast<long long>(config.grid_x) * config.grid_y * config.grid_z;
+    rows = static_cast<long long>(args.attention.batch) * args.attention.heads_q * args.attention.seqlen_q;
+  });
+  std::vector<unsigned char> workspace(plan.executable->workspace_bytes() + 256, 0xff);  // nothing was found
+  plan.executable->run(plan.buffers, workspace.data(), {});
+  mock::call_for_launches(nullptr);
+  EXPECT_EQ(rows, 1ll << 33);
+  EXPECT_GT(blocks, 0);
+}
+
     }
     return std::string("nothing thrown");
   };

@@ -1,5 +1,6 @@
 #include "cuda/launch/checked_reads.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "base/check.h"
@@ -54,8 +55,9 @@ class CheckedReads : public WrappedPass {
   }
 
   void find(const device::OutsideArgs& args, Stream stream) const {
-    const auto rows = static_cast<unsigned>(p_.batch * p_.heads_q * p_.seqlen_q);
-    kernels_[0].launch({.grid_x = rows, .threads = 256}, args, stream);
+    constexpr std::int64_t most_blocks = 1 << 20;  // each takes many rows where there are more
+    const auto blocks = static_cast<unsigned>(std::min(p_.batch * p_.heads_q * p_.seqlen_q, most_blocks));
+    kernels_[0].launch({.grid_x = blocks, .threads = 256}, args, stream);
   }
 
   template <class T>

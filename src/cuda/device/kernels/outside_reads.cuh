@@ -1,5 +1,5 @@
 // Debugging aid: finds pairs kept by the mask that read a parameter out of bounds (Attention::checked). A block tests the pairs of one
-// query and head; no tile is skipped, and indices that depend on the score compute it here.
+// query and head after the other; no tile is skipped, and indices that depend on the score compute it here.
 //
 // config.cuh: as for all kernels. emit.cuh, besides: kIndexReadsScore; mask_reads_outside, score_reads_outside.
 #include "outside_args.cuh"
@@ -18,17 +18,15 @@ FOVEAL_DEVICE real product(const AttentionArgs& args, const Sequence& seq, int h
   return sum;
 }
 
-}  // namespace foveal::device
-
-extern "C" __global__ void __launch_bounds__(256) outside_reads(const __grid_constant__ foveal::device::OutsideArgs args) {
-  using namespace foveal::device;
+/// The pairs of one query and head; row: of all queries of all heads.
+FOVEAL_DEVICE void look_at_row(const OutsideArgs& args, i64 row) {
   const AttentionArgs& attention = args.attention;
-  const int q = int(blockIdx.x) % attention.seqlen_q, head = int(blockIdx.x) / attention.seqlen_q % attention.heads_q;
+  const int q = int(row % attention.seqlen_q), head = int(row / attention.seqlen_q % attention.heads_q);
   const Sequence seq =
-      find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, int(blockIdx.x) / attention.seqlen_q / attention.heads_q);
+      find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, int(row / attention.seqlen_q / attention.heads_q));
   if (q >= seq.len_q) return;
   for (int kv = threadIdx.x; kv < seq.len_kv; kv += 256) {
-    const i64 pair = i64(blockIdx.x) * attention.seqlen_kv + kv;
+    const i64 pair = row * attention.seqlen_kv + kv;
     if (args.wanted >= 0 && pair != args.wanted) continue;
     const Position at{seq.batch, head, int(attention.q_offset) + q, int(attention.kv_offset) + kv, seq.len_q, seq.len_kv};
     if (kHasMask && !mask_keep(at, attention.score)) continue;
@@ -43,4 +41,12 @@ extern "C" __global__ void __launch_bounds__(256) outside_reads(const __grid_con
       *args.read = read;
     }
   }
+}
+
+}  // namespace foveal::device
+
+extern "C" __global__ void __launch_bounds__(256) outside_reads(const __grid_constant__ foveal::device::OutsideArgs args) {
+  using namespace foveal::device;
+  const i64 rows = i64(args.attention.batch) * args.attention.heads_q * args.attention.seqlen_q;
+  for (i64 row = blockIdx.x; row < rows; row += gridDim.x) look_at_row(args, row);
 }
