@@ -337,6 +337,18 @@ TEST_F(ScoreEmit, FactorsOfAllPairsAreCollectedAndCancel) {
   EXPECT_EQ(text.find("v2 * "), std::string::npos) << text;
 }
 
+TEST_F(ScoreEmit, StepsWithinATileTimesTheirStrideFit32Bits) {
+  const auto text_of = [](const std::string& index, const std::string& shape) {
+    return emit_score(problem_of("forward bf16 b1 h2 q128:128 d16 score=\"score + t[" + index + "]\" param=\"t: real[" + shape + "]\""),
+                      {.pairs = true});
+  };
+  const std::string narrow = "i64((at.kv_step) * (int(args.param[0].stride[0]) * 4))";
+  EXPECT_NE(text_of("kv_idx, q_idx", "640, 1048576").find(narrow), std::string::npos) << text_of("kv_idx, q_idx", "640, 1048576");
+  const std::string text = text_of("5 * kv_idx, q_idx", "640, 1048576");
+  EXPECT_NE(text.find("i64(5 * at.kv_step) * (args.param[0].stride[0] * 4)"), std::string::npos) << text;
+  EXPECT_NE(text_of("5 * kv_idx, q_idx", "640, 200000").find("i64((5 * at.kv_step) * (int("), std::string::npos);
+}
+
 TEST_F(ScoreEmit, StorageFollowsFromTheReads) {
   const auto storage = [](const std::string& score, const std::string& param) {
     return gradient_storage(problem_of("backward bf16 b2 h2 q64 d16 score=\"" + score + "\" param=\"t: " + param + " grad\""))[0];

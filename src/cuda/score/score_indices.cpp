@@ -128,9 +128,9 @@ std::pair<std::string, std::string> Writer::bytes_from_origin(const Instr& instr
                        : base::join("i64(", value, ") * (", stride, scale, ")");
       }
     };
-    constexpr std::int64_t most = 1 << 20;  // a step within a tile times this and eight bytes fits into 32 bits
+    constexpr std::int64_t most = 1 << 20;  // positions within a tile times this and eight bytes fit into 32 bits
     add(origin, sum ? sum->origin : base::join("v", instr.index[d]), false);
-    if (sum) add(step, sum->step, std::abs(tensor.strides[d]) <= most);
+    if (sum) add(step, sum->step, std::abs(tensor.strides[d]) <= most / sum->factors);
   }
   return {origin, step.empty() ? "0" : step};
 }
@@ -141,7 +141,7 @@ std::optional<Writer::SumOfPlaces> Writer::sum_of_places(ValueId id) const {
   const auto sum = sum_of(id);
   if (!sum || !(bounds.low >= -limit && bounds.high <= limit)) return {};
   if (sum->q == 0 && sum->kv == 0) return {};
-  SumOfPlaces places;
+  SumOfPlaces places{.origin = {}, .step = {}, .factors = std::abs(sum->q) + std::abs(sum->kv)};
   const auto append = [](std::string& text, std::int64_t factor, const std::string& value) {
     if (factor == 0) return;
     if (!text.empty() || factor < 0) text += factor < 0 ? " - " : " + ";

@@ -208,6 +208,7 @@ class Writer {
   };
   std::optional<SumOfPlaces> sum_of_places(ValueId id) const;
 
+    std::int64_t factors;  ///< of q and kv together, without their signs
   std::optional<SumOfLines> sum_of_lines(ValueId id) const;
   /// For a column part that sums kv_idx and values derived from it by `//` and `%`.
   std::optional<ColumnSteps> column_steps(ValueId id) const;
