@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "cuda/kernels_of.h"
+#include "cuda/launch/attention_args.h"
 #include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm90.h"
 #include "cuda/launch/narrow_indices.h"
@@ -63,7 +64,26 @@ TEST(ReadPlan, ElementsThatLieApartAreSummedInL2) {
             Collector::scatter);
 }
 
-TEST(ReadPlan, TablesForEachQueryAreSummedByRows) {
+TEST(ReadPlan, NarrowBinsWhereWideOnesMightOverflow) {
+  const auto bits = [](const std::string& shape, const std::string& score, const std::string& param) {
+    return exact_sum_bin_bits(problem_of("backward bf16 " + shape + " d64 score=\"" + score + "\" param=\"t: " + param + "\""));
+  };
+  const std::string bias = "score + t[head, clamp(kv_idx - q_idx, -64, 64) + 64]", table = "real[8, 129] grad";
+  EXPECT_EQ(bits("b4 h8 q4096", bias, table), 16);  // a term for each line of a tile
+  EXPECT_EQ(bits("b4 h8 q8192", bias, table), 8);
+  EXPECT_EQ(bits("b4 h8 q8192", "score + t[head, kv_idx - q_idx + 8191]", "real[8, 16383] grad"), 16);  // an element is one diagonal
+  EXPECT_EQ(bits("b4 h8 q8192", "score + t[batch, head, q_idx, kv_idx // 64]", "real[4, 8, 8192, 128] grad"), 16);
+  EXPECT_EQ(bits("b4 h8 q8192", "score * t[head]", "real[8] grad"), 8);
+  EXPECT_EQ(bits("b4 h8 q8192", "score * t[batch, head, q_idx]", "real[4, 8, 8192] grad"), 16);
+  const std::string scatter = "score + t[ids[q_idx], ids[kv_idx]]", ids = "\" param=\"ids: integer[4096] integers(0, 2047)";
+  EXPECT_EQ(bits("b1 h1 q4096", scatter, "real[2048, 2048] grad" + ids),
+            16);  // 2^24 pairs, and more elements than have narrow bins for speed
+  EXPECT_EQ(bits("b2 h1 q4096", scatter, "real[2048, 2048] grad" + ids), 8);
+  EXPECT_EQ(bits("b1 h1 q64", "score + t[(q_idx * kv_idx) % 100]", "real[100] grad"), 8);
+  const std::string stored = "\" param=\"full: real[1, 8, 4096, 4096] grad";  // no exact sums, however many elements
+  EXPECT_EQ(bits("b1 h8 q4096", "score + t[(q_idx * kv_idx) % 100] + full[batch, head, q_idx, kv_idx]", "real[100] grad" + stored), 8);
+}
+
 TEST(ReadPlan, TwoScansAreJudgedByTheirOwnTiles) {
   const problem::Problem p = problem_of(
       "backward f32 b2 h2 q300 d256 strategy=two_scan score=\"score + t[head, clamp(kv_idx - q_idx, -8, 8) + 8]\" param=\"t: real[2, 17] "
@@ -73,6 +93,7 @@ TEST(ReadPlan, TwoScansAreJudgedByTheirOwnTiles) {
   for (const jit::KernelSource& source : executable->sources()) EXPECT_NE(source.stem, "dq_sm80");  // reads are summed beside dq
 }
 
+TEST(ReadPlan, TablesForEachQueryAreSummedByRows) {
   const auto row_of = [](const std::string& index, const std::string& rest = "real[4, 4, 4096, 256] grad") {
     const problem::Problem p =
         problem_of("backward bf16 b4 h4 q4096 d64 score=\"score + r[batch, head, q_idx, " + index + "]\" param=\"r: " + rest + "\"");

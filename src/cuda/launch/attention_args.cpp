@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/philox.h"
+#include "cuda/read_facts.h"
 
 namespace foveal::cuda {
 namespace {
@@ -37,36 +38,30 @@ const char* element_type(DType dtype) {
 }
 
 int exact_sum_bin_bits(const problem::Problem& p) {
-  // Terms that are summed along lines first are few; a scatter may add every pair to one element.
-  std::int64_t elements = 0;
-  bool scatters = false;
-  for (const auto& param : p.params) {
-    std::int64_t count = 1;
-    for (const std::int64_t size : param.param.shape()) count *= size;
-    if (param.gradient.present) elements += count;
-  }
-  for (const scoring::TrainableRead& read : p.score->reads) scatters = scatters || read.reduction == scoring::Reduction::scatter;
+  const ExactSums sums = exact_sums(p);
+  constexpr double most_terms = 1 << 24;                // that wide bins hold, whatever they are
   constexpr std::int64_t many = std::int64_t{1} << 20;  // 256 MiB of narrow bins
-  return scatters && elements <= many ? 8 : 16;
+  return sums.most_terms > most_terms || (sums.scatters && sums.elements <= many) ? 8 : 16;
 }
 
 device::KeyRows key_rows_of(const problem::Problem& p) {
   using device::KeyRows;
   if (p.spread) return KeyRows::spread;
   return p.paged ? KeyRows::paged : p.gathered ? KeyRows::gathered : p.varlen ? KeyRows::packed : KeyRows::batched;
-  std::optional<std::string> refuses_params(const problem::Problem& p) {
-    if (p.params.size() > static_cast<std::size_t>(device::kMaxParams))
-      return base::join(p.params.size(), " params exceed ", device::kMaxParams);
-    for (const problem::ParamSpec& param : p.params)
-      for (const std::int64_t size : param.param.shape())
-        if (size > std::numeric_limits<std::int32_t>::max())  // indices are clamped in 32 bits
-          return base::join("parameter ", param.param.name(), ": a dimension of ", size, " exceeds 2^31 - 1");
-    return std::nullopt;
-  }
 }
 
 device::BlockTable block_table(const problem::Buffers& b) {
   return {static_cast<const int*>(b.block_table.data), b.block_table.strides[0], b.block_table.strides[1]};
+}
+
+std::optional<std::string> refuses_params(const problem::Problem& p) {
+  if (p.params.size() > static_cast<std::size_t>(device::kMaxParams))
+    return base::join(p.params.size(), " params exceed ", device::kMaxParams);
+  for (const problem::ParamSpec& param : p.params)
+    for (const std::int64_t size : param.param.shape())
+      if (size > std::numeric_limits<std::int32_t>::max())  // indices are clamped in 32 bits
+        return base::join("parameter ", param.param.name(), ": a dimension of ", size, " exceeds 2^31 - 1");
+  return std::nullopt;
 }
 
 jit::Constants attention_constants(const problem::Problem& p) {

@@ -1,6 +1,7 @@
 #include "cuda/score/read_facts.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/score/score_writer.h"
 #include "score/bounds.h"
@@ -47,6 +48,30 @@ class Analysis {
     return facts;
   }
 
+  /// Of a read of a parameter with exact sums: the most terms that one element can get.
+  double terms(const TrainableRead& read) const {
+    constexpr double tile = 16, lines = 2 * tile - 1;  // of exact_sum.cuh
+    const auto tiles = [](std::int64_t length) { return std::ceil(static_cast<double>(length) / tile); };
+    const auto size_of = [&](Op position) {
+      return static_cast<double>(position == Op::batch   ? p_.batch
+                                 : position == Op::head  ? p_.heads_q
+                                 : position == Op::q_idx ? p_.seqlen_q
+                                                         : p_.seqlen_kv);
+    };
+    const double batch = size_of(Op::batch), heads = size_of(Op::head);
+    const double rows = p_.varlen ? static_cast<double>(p_.total_q) : batch * size_of(Op::q_idx);
+    double pairs = rows * heads * size_of(Op::kv_idx);
+    double of_lines = lines * heads * tiles(p_.seqlen_kv) * (p_.varlen ? tiles(p_.total_q) + batch : batch * tiles(p_.seqlen_q));
+    for (const Op position : own_positions(read)) {
+      const bool of_sequence = position == Op::batch || position == Op::q_idx;
+      if (p_.varlen && of_sequence) continue;  // sequences differ in length
+      pairs /= size_of(position);
+      if (position == Op::batch || position == Op::head) of_lines /= size_of(position);
+    }
+    const bool each_pair = read.reduction == Reduction::scatter || read.reduction == Reduction::element;
+    return each_pair ? pairs : std::min(pairs, of_lines);
+  }
+
  private:
   bool of_score(ValueId value) const { return program_.depends_on(value, scoring::depends_score); }
 
@@ -58,6 +83,26 @@ class Analysis {
     for (std::size_t d = 0; d < read.index.size(); ++d)
       if (!scoring::is_inside(bounds(read, d), size(read, d))) return false;
     return true;
+  }
+
+  /// Positions such that pairs which differ in these alone touch different elements.
+  std::vector<Op> own_positions(const TrainableRead& read) const {
+    std::vector<Op> own;
+    const auto has = [&](Op position) { return std::find(own.begin(), own.end(), position) != own.end(); };
+    const auto inside = [&](std::size_t d) { return scoring::is_inside(bounds(read, d), size(read, d)); };
+    for (std::size_t d = 0; d < read.index.size(); ++d) {
+      const Op op = program_[read.index[d]].op;
+      const bool position = op == Op::batch || op == Op::head || op == Op::q_idx || op == Op::kv_idx;
+      if (position && inside(d) && !has(op)) own.push_back(op);
+    }
+    for (std::size_t d = 0; d < read.index.size(); ++d) {
+      for (const Op position : {Op::q_idx, Op::kv_idx}) {
+        if (has(position) || !inside(d) || !writer_.steps_with(read.index[d], position)) continue;
+        own.push_back(position);
+        return own;  // a second one might cancel it
+      }
+    }
+    return own;
   }
 
   bool covers(const TrainableRead& read) const {
@@ -122,6 +167,27 @@ std::vector<GradientStorage> gradient_storage(const Problem& p) {
   std::vector<GradientStorage> storage;
   for (std::size_t i = 0; i < p.params.size(); ++i) storage.push_back(analysis.storage(i));
   return storage;
+}
+
+ExactSums exact_sums(const Problem& p) {
+  ExactSums sums;
+  const auto wanted = [](const problem::ParamSpec& param) { return param.gradient.present; };
+  if (std::none_of(p.params.begin(), p.params.end(), wanted)) return sums;
+  const Analysis analysis(p);
+  for (std::size_t i = 0; i < p.params.size(); ++i) {
+    if (analysis.storage(i) != GradientStorage::exact_sums) continue;
+    std::int64_t elements = 1;
+    for (const std::int64_t size : p.params[i].param.shape()) elements *= size;
+    sums.elements += elements;
+    double terms = static_cast<int>(i) == p.sink ? static_cast<double>(p.varlen ? p.total_q : p.batch * p.seqlen_q) : 0;
+    for (const TrainableRead& read : p.score->reads) {
+      if (read.param != static_cast<std::int32_t>(i)) continue;
+      terms += analysis.terms(read);
+      sums.scatters = sums.scatters || read.reduction == Reduction::scatter;
+    }
+    sums.most_terms = std::max(sums.most_terms, terms);
+  }
+  return sums;
 }
 
 std::vector<ReadFacts> read_facts(const Problem& p) {

@@ -19,6 +19,14 @@ enum class GradientStorage {
 /// One per parameter.
 std::vector<GradientStorage> gradient_storage(const problem::Problem& problem);
 
+/// The parameters with exact sums, all together.
+struct ExactSums {
+  std::int64_t elements = 0;
+  double most_terms = 0;  ///< that one element may get
+  bool scatters = false;  ///< each pair may add a term of its own
+};
+ExactSums exact_sums(const problem::Problem& problem);
+
 struct ReadFacts {
   std::size_t param;
   GradientStorage storage;

@@ -283,6 +283,12 @@ std::optional<Writer::Sum> Writer::sum_of(ValueId id) const {
   return sum;
 }
 
+bool Writer::steps_with(ValueId index, Op position) const {
+  const auto sum = sum_of(index);
+  if (!sum || (position == Op::q_idx ? sum->q : sum->kv) == 0) return false;
+  return std::all_of(sum->terms.begin(), sum->terms.end(), [&](const auto& term) { return is_uniform(term.first); });
+}
+
 bool Writer::is_small_integer(ValueId id) const {
   const Interval& bounds = bounds_[id];
   constexpr double limit = 1 << 22;

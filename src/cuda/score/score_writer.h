@@ -146,6 +146,9 @@ class Writer {
   /// The offset in bytes, as an origin that the pairs of a thread share and a step from there; no step where an index may be clamped.
   std::pair<std::string, std::string> bytes_from_origin(const Instr& instr) const;
 
+  /// Is an index a multiple of this position, q_idx or kv_idx, and what is the same for all pairs, perhaps with a multiple of the other one?
+  bool steps_with(ValueId index, Op position) const;
+
  private:
   /// How to name a given value; empty for others.
   std::string given_text(ValueId id) const;
@@ -205,10 +208,10 @@ class Writer {
   /// immediate offsets, reals one conversion, and pairs on one diagonal share both.
   struct SumOfPlaces {
     std::string origin, step;
+    std::int64_t factors;  ///< of q and kv together, without their signs
   };
   std::optional<SumOfPlaces> sum_of_places(ValueId id) const;
 
-    std::int64_t factors;  ///< of q and kv together, without their signs
   std::optional<SumOfLines> sum_of_lines(ValueId id) const;
   /// For a column part that sums kv_idx and values derived from it by `//` and `%`.
   std::optional<ColumnSteps> column_steps(ValueId id) const;

@@ -1,7 +1,10 @@
 #pragma once
 // Order-independent sums: integer bins by exponent, updated by integer atomics. Each of `elements` sums has kWords 64-bit words: kWords - 1
 // bins, each kBinBits wide in exponent, and a word of flags for infinities and NaN. An fp32 term takes at most 24 + kBinBits - 1 bits of
-// its bin, so 2^(40 - kBinBits) terms fit without overflow; nothing is rounded. Equal bins of neighbouring elements are adjacent: these are
+// its bin, so 2^(40 - kBinBits) terms fit without overflow; nothing is rounded. The host chooses narrow bins where an element might get
+// more than 2^24 terms (exact_sum_bin_bits in launch/attention_args.h). Kernels guarantee in return that an element gets at most a term for
+// each pair that touches it, and, where the read's index is the same along the rows, columns or diagonals of a tile, at most a term for
+// each such line of a tile of 16 by 16 pairs, or larger. Equal bins of neighbouring elements are adjacent: these are
 // often updated together, by terms of similar size.
 #include "base.cuh"
 
