@@ -170,7 +170,7 @@ TEST(Faults, ACompilerThatIsNotWhereTheUserSaysIsNotReplacedByAnother) {
 }
 
 TEST(Faults, ALostContextIsAnErrorOfEveryCallAndNoCrash) {
-  for (const char* name : {"cuLaunchKernelEx", "cuMemAlloc_v2", "cuLibraryLoadData", "cuMemcpyHtoD_v2", "cuCtxGetCurrent"})
+  for (const char* name : {"cuLaunchKernelEx", "cuMemAlloc_v2", "cuLibraryLoadData", "cuMemcpyHtoDAsync_v2", "cuCtxGetCurrent"})
     for (const int code : lost_contexts)
       in_a_child(name + (", code " + std::to_string(code)), [&] {
         run_both();

@@ -265,6 +265,10 @@ Result cuMemFree_v2(DevicePointer pointer) {
   if (found == memory.end()) return invalid_value;
   --state.allocations, state.bytes -= found->second;
   memory.erase(found);
+Result cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, std::size_t bytes, StreamHandle) {
+  MAY_FAIL;
+  return std::memcpy(reinterpret_cast<void*>(to), from, bytes), success;
+}
   return std::free(reinterpret_cast<void*>(pointer)), success;
 }
 Result cuMemcpyHtoD_v2(DevicePointer to, const void* from, std::size_t bytes) {

@@ -83,7 +83,17 @@ TEST(GpuRun, NeitherAllocatesNorLocksWhereParametersAreTrained) {
   EXPECT_GT(expect_quiet_runs("tests/cuda/lines/reproducible.txt", 1), 10);
 }
 
-TEST(Runs, CheckedOnesNameAPageOrALengthThatCannotBe) {
+/// What a run throws, or "".
+std::string error_of(const test::MockPlan& plan) {
+  try {
+    plan.run();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return "";
+}
+
 TEST(Runs, TensorsThatAreStoredToIn16BytesBeginThere) {
   const auto expect_refused = [](test::MockPlan& plan, TensorView& view, const char* name) {
     EXPECT_EQ(error_of(plan), "");
@@ -109,25 +119,15 @@ TEST(Runs, TensorsThatAreStoredToIn16BytesBeginThere) {
   EXPECT_EQ(error_of(portable), "");
 }
 
-/// What a run throws, or "".
-std::string error_of(const test::MockPlan& plan) {
-  try {
-    plan.run();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    return error.what();
-  }
-  return "";
+TEST(Runs, TablesAreCopiedBesideTheLegacyStream) {
+  mock::count_calls();
+  const test::MockPlan plan(problem::parse_line("forward bf16 b2 h2 q256 d64 mask=\"kv_idx // 100 == q_idx // 100\""), "sm_90a");
+  auto calls = mock::count_calls();
+  EXPECT_EQ(calls["cuMemcpyHtoD_v2"], 0);  // ends the capture of any blocking stream
+  EXPECT_EQ(calls["cuMemcpyHtoDAsync_v2"], 2);
+  EXPECT_EQ(calls["cuStreamCreate"], calls["cuStreamDestroy_v2"]);
 }
 
-  test::MockPlan plan(problem::parse_line("forward bf16 b2 h2 q9:64 d64 pages=16:8 checked"), "sm_80");
-  std::vector<std::int32_t> pages{0, 1, 2, 3, 4, 99, 5, 6}, lengths{64, 40};
-  plan.buffers.block_table.data = pages.data(), plan.buffers.seqlens_kv.data = lengths.data();  // the mock device's memory is the host's
-  const auto message = [&] {
-    try {
-      plan.run();
-    } catch (const Error& error) {
-      return std::string(error.what());
 TEST(Runs, CheckedOnesLookAtMoreRowsThanAGridHas) {
   test::MockPlan plan(problem::parse_line("forward bf16 b1024 h64 q131072:16 d8 score=\"score + t[q_idx]\" param=\"t: real[7]\" checked"),
                       "sm_80");
@@ -146,6 +146,15 @@ TEST(Runs, CheckedOnesLookAtMoreRowsThanAGridHas) {
   EXPECT_GT(blocks, 0);
 }
 
+TEST(Runs, CheckedOnesNameAPageOrALengthThatCannotBe) {
+  test::MockPlan plan(problem::parse_line("forward bf16 b2 h2 q9:64 d64 pages=16:8 checked"), "sm_80");
+  std::vector<std::int32_t> pages{0, 1, 2, 3, 4, 99, 5, 6}, lengths{64, 40};
+  plan.buffers.block_table.data = pages.data(), plan.buffers.seqlens_kv.data = lengths.data();  // the mock device's memory is the host's
+  const auto message = [&] {
+    try {
+      plan.run();
+    } catch (const Error& error) {
+      return std::string(error.what());
     }
     return std::string("nothing thrown");
   };

@@ -223,6 +223,26 @@ void give_back(bool all) noexcept {
   for (const Held::Item& item : items) item.release();  // the driver waits for work that uses it
 }
 
+namespace {
+
+/// Waits for no other stream, and none waits for it: what the legacy stream does would end the capture of a blocking stream into a graph.
+class OwnStream {
+ public:
+  OwnStream() {
+    constexpr unsigned non_blocking = 1;
+    call.stream_create(&stream_, non_blocking);
+  }
+  ~OwnStream() { api().stream_destroy(stream_); }
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+  StreamHandle get() const { return stream_; }
+
+ private:
+  StreamHandle stream_ = nullptr;
+};
+
+}  // namespace
+
 Memory::Memory(int device, const void* host, std::size_t bytes) {
   if (bytes == 0) return;
   Current current(device);
@@ -234,8 +254,9 @@ Memory::Memory(int device, const void* host, std::size_t bytes) {
     api().memory_free(pointer);
     throw;
   }
-  call.copy_to_device(pointer, host, bytes);
-  call.stream_synchronize(nullptr);  // pageable memory may still be on its way when the copy returns
+  const OwnStream stream;
+  call.copy_to_device_async(pointer, host, bytes, stream.get());
+  call.stream_synchronize(stream.get());  // pageable memory may still be on its way when the copy returns
 }
 
 void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>& what) {

@@ -102,6 +102,7 @@ struct RowsCopy {
   X(kernel_function, cuKernelGetFunction, (Function*, KernelHandle))                                                    \
   X(function_attribute, cuFuncGetAttribute, (int*, FunctionAttribute, Function))                                        \
   X(function_set_attribute, cuFuncSetAttribute, (Function, FunctionAttribute, int))                                     \
+  X(copy_to_device_async, cuMemcpyHtoDAsync_v2, (DevicePointer, const void*, std::size_t, StreamHandle))                \
   X(launch, cuLaunchKernelEx, (const LaunchConfig*, Function, void**, void**))                                          \
   X(memory_alloc, cuMemAlloc_v2, (DevicePointer*, std::size_t))                                                         \
   X(memory_free, cuMemFree_v2, (DevicePointer))                                                                         \

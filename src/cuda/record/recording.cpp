@@ -114,10 +114,12 @@ driver::Api recording_api() {
   };
   api.memory_free = [](driver::DevicePointer) { return 0; };
   api.exchange_capture_mode = [](int*) { return 0; };
-  api.copy_to_device = [](driver::DevicePointer to, const void* from, std::size_t bytes) {
+  api.copy_to_device_async = [](driver::DevicePointer to, const void* from, std::size_t bytes, driver::StreamHandle) {
     recorder->tables[static_cast<std::size_t>(place_of(to).block - recorder->blocks)].assign(static_cast<const char*>(from), bytes);
     return 0;
   };
+  api.stream_create = [](driver::StreamHandle* stream, unsigned) { return *stream = nullptr, 0; };
+  api.stream_destroy = [](driver::StreamHandle) { return 0; };
   api.stream_synchronize = [](driver::StreamHandle) { return 0; };
   api.set_bytes = [](driver::DevicePointer to, unsigned char value, std::size_t bytes, driver::StreamHandle) {
     recorder->steps.emplace_back(RawFill{to, value, bytes});
