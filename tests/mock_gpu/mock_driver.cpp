@@ -182,8 +182,6 @@ Result cuDeviceGetAttribute(int* value, DeviceAttribute attribute, DeviceHandle)
       return *value = 132, success;
     case DeviceAttribute::max_shared_memory_per_block_optin:
       return *value = 232448, success;
-    case DeviceAttribute::max_shared_memory_per_block:
-      return *value = 49152, success;
     case DeviceAttribute::l2_cache_bytes:
       return *value = 50 << 20, success;
   }
@@ -233,10 +231,6 @@ Result cuKernelGetFunction(Function* function, KernelHandle kernel) {
   MAY_FAIL;
   return *function = reinterpret_cast<Function>(kernel), success;
 }
-Result cuFuncGetAttribute(int* value, FunctionAttribute, Function) {
-  MAY_FAIL;
-  return *value = 0, success;
-}
 Result cuFuncSetAttribute(Function, FunctionAttribute, int) {
   MAY_FAIL;
   return success;
@@ -265,13 +259,13 @@ Result cuMemFree_v2(DevicePointer pointer) {
   if (found == memory.end()) return invalid_value;
   --state.allocations, state.bytes -= found->second;
   memory.erase(found);
-Result cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, std::size_t bytes, StreamHandle) {
-  MAY_FAIL;
-  return std::memcpy(reinterpret_cast<void*>(to), from, bytes), success;
-}
   return std::free(reinterpret_cast<void*>(pointer)), success;
 }
 Result cuMemcpyHtoD_v2(DevicePointer to, const void* from, std::size_t bytes) {
+  MAY_FAIL;
+  return std::memcpy(reinterpret_cast<void*>(to), from, bytes), success;
+}
+Result cuMemcpyHtoDAsync_v2(DevicePointer to, const void* from, std::size_t bytes, StreamHandle) {
   MAY_FAIL;
   return std::memcpy(reinterpret_cast<void*>(to), from, bytes), success;
 }

@@ -25,7 +25,6 @@ using Graph = struct GraphTag*;
 using UserObject = struct UserObjectTag*;
 
 enum class DeviceAttribute : int {
-  max_shared_memory_per_block = 8,
   multiprocessor_count = 16,
   l2_cache_bytes = 38,
   compute_capability_major = 75,
@@ -34,8 +33,6 @@ enum class DeviceAttribute : int {
 };
 
 enum class FunctionAttribute : int {
-  shared_bytes = 1,
-  registers = 4,
   max_dynamic_shared_bytes = 8,
 };
 
@@ -100,13 +97,12 @@ struct RowsCopy {
   X(library_unload, cuLibraryUnload, (Library))                                                                         \
   X(library_kernel, cuLibraryGetKernel, (KernelHandle*, Library, const char*))                                          \
   X(kernel_function, cuKernelGetFunction, (Function*, KernelHandle))                                                    \
-  X(function_attribute, cuFuncGetAttribute, (int*, FunctionAttribute, Function))                                        \
   X(function_set_attribute, cuFuncSetAttribute, (Function, FunctionAttribute, int))                                     \
-  X(copy_to_device_async, cuMemcpyHtoDAsync_v2, (DevicePointer, const void*, std::size_t, StreamHandle))                \
   X(launch, cuLaunchKernelEx, (const LaunchConfig*, Function, void**, void**))                                          \
   X(memory_alloc, cuMemAlloc_v2, (DevicePointer*, std::size_t))                                                         \
   X(memory_free, cuMemFree_v2, (DevicePointer))                                                                         \
   X(copy_to_device, cuMemcpyHtoD_v2, (DevicePointer, const void*, std::size_t))                                         \
+  X(copy_to_device_async, cuMemcpyHtoDAsync_v2, (DevicePointer, const void*, std::size_t, StreamHandle))                \
   X(copy_to_host, cuMemcpyDtoH_v2, (void*, DevicePointer, std::size_t))                                                 \
   X(set_bytes, cuMemsetD8Async, (DevicePointer, unsigned char, std::size_t, StreamHandle))                              \
   X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (int*))                                                   \

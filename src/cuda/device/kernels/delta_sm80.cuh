@@ -44,7 +44,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     if (threadIdx.x == 0) {
       R sum = 0;
       for (int w = 0; w < kWarps; ++w) sum += sink_terms[w];
-      ExactSum<kBinBits>::add(args.gradient[kSinkParam].bins, args.heads_q, head, sum);
+      const ParamGradient& gradient = args.gradient[kSinkParam];
+      ExactSum<kBinBits>::add(gradient.bins, gradient.elements, head, sum);
     }
   }
 }
