@@ -15,7 +15,8 @@ int run(int argc, char** argv) {
   CLI::App app("Exact fused attention, forward and backward, with scores and masks that you program and train.", "foveal");
   app.require_subcommand(1);
   app.set_version_flag("--version", "foveal " FOVEAL_VERSION);
-  app.footer("Exit codes: 0 done, 1 a check failed, 2 wrong usage or input, 3 nothing on this machine can do it, 4 a device or system error.");
+  app.footer(
+      "Exit codes: 0 done, 1 a check failed, 2 wrong usage or input, 3 nothing on this machine can do it, 4 a device or system error.");
   add_targets(app);
   add_check(app);
   add_bench(app);

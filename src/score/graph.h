@@ -123,8 +123,8 @@ class Graph {
   base::IdVector<Instr> code_;
   base::IdVector<std::uint8_t> depends_;
   base::IdVector<std::int32_t> depth_;
-  base::IdVector<std::uint8_t> is_long_;        ///< an integer made of elements or of reals, which a double may have to round
-  base::IdVector<Interval> bounds_;  ///< of integers, for all data
+  base::IdVector<std::uint8_t> is_long_;  ///< an integer made of elements or of reals, which a double may have to round
+  base::IdVector<Interval> bounds_;       ///< of integers, for all data
   base::IdVector<char> may_vanish_;
   std::unordered_map<ValueId, Linear> linear_;  ///< of values that are not their own atom
   std::unordered_set<ValueId, Hash, Equal> interned_;

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/philox.h"
-#include "cuda/read_facts.h"
+#include "cuda/score/read_facts.h"
 
 namespace foveal::cuda {
 namespace {
