@@ -1,5 +1,5 @@
 # What writes, chooses and compiles kernels runs when something is planned, not in every call: optimisations take half of its compile time, and it hardly
-# feels them.
+# feels them. src/score, src/mask and src/problem do: at -O1 a mask takes 1.35 times as long to plan, for a tenth of the library's compile time.
 set(FOVEAL_PLANNING "^src/cuda/((jit|record|score|tune)/)?[^/]*$")
 set(FOVEAL_PLANNING_FLAGS "$<$<OR:$<CONFIG:Release>,$<CONFIG:>>:-O1;$<$<CXX_COMPILER_ID:GNU>:-finline-small-functions;-fstrict-aliasing>>")
 
