@@ -16,12 +16,13 @@ T& of_thread() {
       own = nullptr;
     }
   };
-  if (own == nullptr) {
-    own = new (place) T();
+  T* object = own;
+  if (object == nullptr) {
+    object = own = new (place) T();
     thread_local const Owner owner;
     static_cast<void>(owner);
   }
-  return *own;
+  return *object;
 }
 
 }  // namespace foveal::base

@@ -11,14 +11,16 @@ class Tensor(c.Structure):
 
 class Attention(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("score_mod", c.c_char_p), ("mask", c.c_char_p), ("sink", c.c_char_p), ("scale", c.c_double),
-                ("dropout_p", c.c_double), ("dropout_seed", c.c_uint64), ("dropout_offset", c.c_uint64), ("q_offset", c.c_int64),
-                ("kv_offset", c.c_int64), ("determinism", c.c_int32), ("backward", c.c_int32), ("checked", c.c_int32), ("reserved", c.c_int32)]
+                ("dropout_p", c.c_double), ("q_offset", c.c_int64),
+                ("kv_offset", c.c_int64), ("determinism", c.c_int32), ("backward", c.c_int32), ("checked", c.c_int32), ("accumulate", c.c_int32)]
 
 
 class Call(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("pass_", c.c_int32), ("param_count", c.c_int32), ("params", c.c_void_p)] + [
         (name, c.POINTER(Tensor)) for name in ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv", "cu_seqlens_q", "cu_seqlens_kv")
-    ] + [("max_seqlen_q", c.c_int64), ("max_seqlen_kv", c.c_int64)]
+    ] + [("max_seqlen_q", c.c_int64), ("max_seqlen_kv", c.c_int64), ("dropout_seed", c.c_uint64), ("dropout_offset", c.c_uint64)] + [
+        (name, c.POINTER(Tensor)) for name in ("dropout_state", "block_table", "seqlens_kv")
+    ]
 
 
 def tensor(values, sizes):
