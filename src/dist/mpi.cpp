@@ -211,7 +211,7 @@ std::shared_ptr<Transport> mpi_ranks(int fortran_communicator, double time_limit
   int initialized = 0;
   mpi.Initialized(&initialized);
   FOVEAL_CHECK(initialized != 0, "mpi_ranks: MPI has not been initialised; expected MPI_Init before, or use mpi_world()");
-  const Handle communicator = mpi.Comm_f2c(fortran_communicator);  // anything else with none would end the process
+  auto* const communicator = mpi.Comm_f2c(fortran_communicator);  // anything else with none would end the process
   FOVEAL_CHECK(communicator != nullptr && communicator != mpi.none, "mpi_ranks: ", fortran_communicator,
                " is the handle of no communicator; expected what MPI_Comm_c2f() gives");
   return std::make_shared<MpiTransport>(communicator, time_limit);
