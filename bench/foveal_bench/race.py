@@ -33,13 +33,19 @@ def passes_of(library: capi.Library, case: Case, peer: Any) -> dict[str, dict[st
     dout, gradients = passes.backward_only["dout"], [passes.backward_only[f"d{name}"] for name in "qkv"]
 
     leaves = [x.transpose(1, 2).detach().requires_grad_() for x in (q, k, v)]
-    of_torch = capi.sdpa(*leaves, case.causal)
+    of_torch = capi.sdpa(leaves[0], leaves[1], leaves[2], case.causal)
     result = of_torch()
-    torch_backward = lambda: torch.autograd.grad(result, leaves, dout.transpose(1, 2), retain_graph=True)  # noqa: E731
 
-    peer_forward = lambda: peer._flash_attn_fwd(q, k, v, causal=case.causal, return_lse=True)[:2]  # noqa: E731
+    def torch_backward() -> list[torch.Tensor]:
+        return list(torch.autograd.grad(result, leaves, dout.transpose(1, 2), retain_graph=True))
+
+    def peer_forward() -> Any:
+        return peer._flash_attn_fwd(q, k, v, causal=case.causal, return_lse=True)[:2]
+
     peer_out, peer_lse = peer_forward()
-    peer_backward = lambda: peer._flash_attn_bwd(q, k, v, peer_out, dout, peer_lse, causal=case.causal)[:3]  # noqa: E731
+
+    def peer_backward() -> Any:
+        return peer._flash_attn_bwd(q, k, v, peer_out, dout, peer_lse, causal=case.causal)[:3]
 
     rival = capi.rival(library.device)
     return {

@@ -424,6 +424,7 @@ def bound(
 
 def _reached(found: Bound) -> list[Tensor]:
     """The tensors of a program. What no derivative leads to, such as what the mask reads, gets no gradient, as in torch."""
-    if not found.program.constants:
+    stopped = [at for at in found.program.constants if found.arrays[at].requires_grad]
+    if not stopped:
         return found.arrays
-    return [array.detach() if at in found.program.constants else array for at, array in enumerate(found.arrays)]
+    return [array.detach() if at in stopped else array for at, array in enumerate(found.arrays)]
