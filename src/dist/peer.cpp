@@ -191,8 +191,12 @@ class PeerTransport final : public Transport {
   };
   Counts& of(int rank) { return counts_[static_cast<std::size_t>(rank)]; }
   static void add(std::vector<Source>& sources, const Message& m, std::uint64_t posts) {
-    for (Source& source : sources)
-      if (source.rank == m.peer) return static_cast<void>((source.slices = std::max(source.slices, m.slices), source.posts = posts));
+    for (Source& source : sources) {
+      if (source.rank != m.peer) continue;
+      source.slices = std::max(source.slices, m.slices);
+      source.posts = posts;
+      return;
+    }
     sources.push_back({m.peer, m.slices, posts});
   }
 
