@@ -366,8 +366,10 @@ def programs_gpu():
     for machine, rows in latest.items():
         kinds, failed = [row for row in rows if "counts" in row], [row for row in rows if "failure" in row]
         total = sum(sum(row["counts"].values()) for row in kinds)
-        lines = ["| type, kernels | right | refused | wrong |", "|---|---:|---:|---:|"]
-        lines += [f"| {row['case']} | {row['counts'].get('pass', 0):,} | {row['counts'].get('refused', 0):,} | {row['counts'].get('fail', 0):,} |" for row in kinds]
+        lines = ["| type, kernels | right | refused | beyond fp32 | wrong |", "|---|---:|---:|---:|---:|"]
+        for row in kinds:
+            counts = (f"{row['counts'].get(status, 0):,}" for status in ("pass", "refused", "beyond fp32", "fail"))
+            lines.append(f"| {row['case']} | {' | '.join(counts)} |")
         texts.append(f"{machine}, commit `{kinds[0]['commit']}`, {total:,} programs from seed {kinds[0]['first_seed']} on:\n\n" + "\n".join(lines))
         texts += [f"- `{row['case'].removesuffix(' device=cuda backend=cuda')}`: {row['failure']}" for row in failed]
     return "\n\n".join(texts)

@@ -54,7 +54,7 @@ def programs_gpu(report: dict[str, Any], rows: Rows) -> None:
     groups: collections.defaultdict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for line in report["check"]["results"]:
         status = {"error": "fail"}.get(line["status"], line["status"])
-        if status in ("pass", "fail", "refused"):
+        if status in ("pass", "fail", "refused", "beyond fp32"):
             kind = line["kernel"].split(".")[1] if line.get("kernel") else "no kernel"
             groups[line["line"].split()[1], kind][status] += 1
         if status == "fail":
