@@ -164,7 +164,8 @@ TEST(ReadPlan, TablesForEachQueryComeAsTilesOrStay) {
   const Sm90BackwardConfig config = sm90_backward_candidates(two, sm90_read_plan(two)).front();
   EXPECT_EQ(config.tiles.size(), 2u);
   EXPECT_EQ(config.block_q, 128);
-  EXPECT_EQ(config.rows.size(), 2u);
+  for (const PlannedRead& read : config.reads) EXPECT_EQ(read.collector, Collector::rows);
+  EXPECT_EQ(config.reads.size(), 2u);
 }
 
 TEST(ReadPlan, LinesOfATileNeedNoBins) {

@@ -328,7 +328,7 @@ jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90Back
                                   .tables = config.tables,
                                   .tanh = true,
                                   .bins = config.bins,
-                                  .rows = config.rows,
+                                  .reads = config.reads,
                                   .band = sm90_mask(p).tiles != Sm90Tiles::list}));
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {

@@ -41,7 +41,7 @@ jit::KernelSource collect_sm90_source(const problem::Problem& p, const Sm90Colle
                                 .pairs = true,
                                 .tanh = true,
                                 .bins = config.bins,
-                                .rows = config.rows,
+                                .reads = config.reads,
                                 .band = sm90_mask(p).tiles != Sm90Tiles::list});
   source.constants.set("kBlockQ", config.block_q)
       .set("kStages", config.stages)

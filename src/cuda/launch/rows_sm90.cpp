@@ -44,7 +44,7 @@ void RowsSm90::describe(Explanation& e) const {
 
 jit::KernelSource rows_sm90_source(const problem::Problem& p, const Sm90RowsConfig& config) {
   jit::KernelSource source{.stem = "rows_sm90", .entry = "rows_sm90", .constants = sm90_constants(p), .score = {}, .arch = {}};
-  source.score = emit_score(p, {.pairs = true, .rows = config.reads, .sums_rows = true, .band = sm90_mask(p).tiles != Sm90Tiles::list});
+  source.score = emit_score(p, {.pairs = true, .rows = config.reads, .band = sm90_mask(p).tiles != Sm90Tiles::list});
   source.constants.set("kConsumers", config.consumers).set("kStages", config.stages);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
   source.constants.set("kProducerRegisters", config.consumers == 2 ? 40 : 56).set("kConsumerRegisters", config.consumers == 2 ? 232 : 240);

@@ -87,12 +87,13 @@ std::string emit_read_functions(const Problem& p, const Given& given, const std:
 std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead) {
   const auto& reads = p.score->reads;
   const Program& program = p.score->backward;
-  std::vector<ReadFacts> facts = read_facts(p);
-  for (const RowRead& row : ahead.rows)
-    facts[static_cast<std::size_t>(row.read)].kind = scoring::Reduction::element;  // not stored: left alone
+  const std::vector<PlannedRead> planned = ahead.reads.empty() ? walked_reads(p) : ahead.reads;
+  const auto facts = [&](std::size_t r) -> const ReadFacts& { return planned[r].facts; };
+  // An element that is not stored is left alone.
+  const auto kind = [&](std::size_t r) { return planned[r].has_own_kernel() ? scoring::Reduction::element : facts(r).kind; };
   const std::size_t count = reads.size();
   std::string text = base::join("constexpr int kReads = ", count, ";\n");
-  text += list("constexpr int kReadKind", count, [&](std::size_t r) { return kind_text(facts[r].kind); });
+  text += list("constexpr int kReadKind", count, [&](std::size_t r) { return kind_text(kind(r)); });
   text += integers("kReadParam", count, [&](std::size_t r) { return reads[r].param; });
   text += integers("kReadRank", count, [&](std::size_t r) { return reads[r].index.size(); });
   const auto dimension = [&](std::size_t r, std::uint8_t symbol) {  // the last one that depends on it
@@ -103,10 +104,10 @@ std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead)
   };
   text += integers("kReadRowDim", count, [&](std::size_t r) { return dimension(r, scoring::depends_q); });
   text += integers("kReadColumnDim", count, [&](std::size_t r) { return dimension(r, scoring::depends_kv); });
-  text += flags("kReadStores", count, [&](std::size_t r) { return facts[r].storage == GradientStorage::stored; });
-  text += flags("kFactorOfScore", count, [&](std::size_t r) { return facts[r].factor_of_score; });
-  text += flags("kFollowsFromDk", count, [&](std::size_t r) { return facts[r].follows_from_dk; });
-  const auto bins_of = [&](std::size_t r) { return r < ahead.bins.size() ? ahead.bins[r] : ReadBins{0, 0, facts[r].elements}; };
+  text += flags("kReadStores", count, [&](std::size_t r) { return facts(r).storage == GradientStorage::stored; });
+  text += flags("kFactorOfScore", count, [&](std::size_t r) { return facts(r).factor_of_score; });
+  text += flags("kFollowsFromDk", count, [&](std::size_t r) { return facts(r).follows_from_dk; });
+  const auto bins_of = [&](std::size_t r) { return r < ahead.bins.size() ? ahead.bins[r] : ReadBins{0, 0, facts(r).elements}; };
   text += integers("kBinCopies", count, [&](std::size_t r) { return bins_of(r).copies; });
   text += integers("kBinEntries", count, [&](std::size_t r) { return bins_of(r).entries; });
   text += flags("kBinWindow", count, [&](std::size_t r) { return bins_of(r).is_window(); });
@@ -122,14 +123,14 @@ std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead)
   text += emit_values("key_value", finite.keys, "kKeyValues", p);
   text += "template <int r>\nstruct ReadGradientOf {\n  using type = real;\n};\n";
   for (std::size_t r = 0; r < count; ++r) {
-    if (facts[r].storage != GradientStorage::stored) continue;
+    if (facts(r).storage != GradientStorage::stored) continue;
     text += base::join("template <>\nstruct ReadGradientOf<", r,
-                       "> {\n  using type = ", device_type(p.params[facts[r].param].gradient.dtype), ";\n};\n");
+                       "> {\n  using type = ", device_type(p.params[facts(r).param].gradient.dtype), ";\n};\n");
   }
   text += "template <int r>\nusing ReadGradient = typename ReadGradientOf<r>::type;\n";
 
   text += emit_read_functions(p, given, ahead.bins);
-  return ahead.sums_rows ? text + emit_row_reads(p, ahead.rows) : text;
+  return ahead.rows.empty() ? text : text + emit_row_reads(p, ahead.rows);
 }
 
 }  // namespace foveal::cuda

@@ -1,6 +1,6 @@
 #pragma once
 // The trained reads of a problem's score: how gradients are stored, and what kernels need to know about their terms. Which kernel sums them:
-// tune/read_plan.h.
+// planned_read.h.
 #include <cstdint>
 #include <vector>
 
@@ -44,7 +44,6 @@ struct ReadFacts {
   bool covers;  ///< the pairs of each batch and head touch every element of the parameter exactly once
 
   bool is_added() const { return storage == GradientStorage::added; }
-  bool has_terms() const { return !is_added() && !follows_from_dk; }
 };
 /// How many reads have terms that other warps sum along lines of a tile.
 struct StagedReads {

@@ -2,7 +2,7 @@
 // Score and mask programs as CUDA text: the functions that device/score/score.cuh declares, spliced into every attention kernel.
 #include <string>
 
-#include "cuda/score/read_facts.h"
+#include "cuda/score/planned_read.h"
 #include "cuda/score/row_reads.h"
 #include "cuda/score/score_facts.h"
 #include "cuda/score/score_lines.h"
@@ -18,8 +18,8 @@ struct Ahead {
   std::vector<ReadTable> tables{};             ///< reads from tables in shared memory
   bool tanh = false;                           ///< the tanh of a scaled raw score is evaluated for four pairs at a time
   std::vector<ReadBins> bins{};                ///< of each trained read, or empty
-  std::vector<RowRead> rows{};                 ///< trained reads that rows_sm90 sums
-  bool sums_rows = false;                      ///< this kernel is rows_sm90
+  std::vector<PlannedRead> reads{};            ///< trained reads and who sums them; empty: this kernel sums all or none
+  std::vector<RowRead> rows{};                 ///< trained reads that this kernel sums as tables for each query
   bool band = false;                           ///< the mask is a band given by arguments, so that windows of any size share the kernel
   bool raw_offsets = false;                    ///< long offsets of a sum may be added to raw scores (kOffsetsInScores)
   bool offsets_first = false;                  ///< accumulators start from the offsets of a sum (offsets_come_first)

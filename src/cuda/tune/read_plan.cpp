@@ -1,29 +1,11 @@
 #include "cuda/tune/read_plan.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "base/check.h"
 
 namespace foveal::cuda {
-
-const char* to_string(Collector collector) {
-  static constexpr const char* names[] = {"from dk",
-                                          "in registers",
-                                          "along lines of a tile",
-                                          "bins in shared memory",
-                                          "a window of bins in shared memory",
-                                          "exact sums in L2",
-                                          "stored",
-                                          "a table for each query in shared memory",
-                                          "pairs",
-                                          "beside dq",
-                                          "a portable pass",
-                                          "portable pairs"};
-  static_assert(std::size(names) == static_cast<std::size_t>(Collector::any_pairs) + 1);
-  return names[static_cast<std::size_t>(collector)];
-}
 
 namespace {
 
@@ -48,9 +30,9 @@ bool serves_pairs(const problem::Problem& p, int number) {
 /// Do the Hopper kernels sum all gradients of parameters but those added later? collect: collect_sm90, if it fits.
 bool hopper_collects(const problem::Problem& p, const ReadPlan& plan, bool has_terms, const std::optional<Sm90CollectConfig>& collect) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  if (plan.count([](const ReadFacts& read) { return !read.is_added(); }) == 0) return false;
+  if (plan.count([](const PlannedRead& read) { return !read.has_own_kernel(); }) == 0) return false;
   if (dim > 128 && !has_terms) return true;
-  if (plan.count([](const ReadFacts& read) { return read.index_of_score; }) > 0) return false;
+  if (plan.count([](const PlannedRead& read) { return read.facts.index_of_score; }) > 0) return false;
   if (plan.early() > 2) return false;  // what registers hold, and then shared memory
   if (dim > 128) return collect.has_value();
   const StagedReads staged = plan.staged();
@@ -110,21 +92,11 @@ void plan_rows(const problem::Problem& p, ReadPlan& plan) {
   for (const RowRead& row : plan.rows->reads) {
     PlannedRead& read = plan.reads[static_cast<std::size_t>(row.read)];
     read.collector = Collector::rows, read.kernel = "rows_sm90", read.why = why_rows(row);
-    read.facts.storage = GradientStorage::added;  // so that the backward kernel leaves it out
-    read.facts.elements = 0;
     if (row.stored) plan.storage[read.facts.param] = GradientStorage::stored;
   }
 }
 
-ReadPlan facts_of(const problem::Problem& p) {
-  ReadPlan plan{.storage = gradient_storage(p), .reads = {}};
-  for (ReadFacts& facts : read_facts(p)) plan.reads.push_back({static_cast<int>(plan.reads.size()), facts, Collector::walk, "", ""});
-  return plan;
-}
-
 }  // namespace
-
-std::string PlannedRead::text() const { return base::join(to_string(collector), " (", kernel, "): ", why); }
 
 std::vector<int> ReadPlan::of(Collector collector) const {
   std::vector<int> found;
@@ -157,20 +129,22 @@ void ReadPlan::describe(Explanation& e, const problem::Problem& p) const {
 }
 
 ReadPlan sm90_read_plan(const problem::Problem& p) {
-  ReadPlan plan = facts_of(p);
+  ReadPlan plan{.storage = gradient_storage(p), .reads = walked_reads(p)};
   plan_rows(p, plan);
-  const bool has_terms = plan.count([](const ReadFacts& read) { return read.has_terms(); }) > 0;
+  const bool has_terms = plan.count([](const PlannedRead& read) { return read.has_terms(); }) > 0;
   if (p.head_dim > 128 && has_terms) plan.collect = sm90_collect_config(p, plan);
-  if (plan.collect && plan.rows) plan.collect->rows = plan.rows->reads;
   plan.hopper = hopper_collects(p, plan, has_terms, plan.collect);
   if (!plan.hopper) plan.collect.reset();
   for (PlannedRead& read : plan.reads) plan_sm90(p, plan, read);
-  if (plan.collect) plan.place(plan.collect->bins);
+  if (plan.collect) {
+    plan.place(plan.collect->bins);
+    plan.collect->reads = plan.reads;
+  }
   return plan;
 }
 
 ReadPlan sm80_read_plan(const problem::Problem& p, const Sm80Config& config) {
-  ReadPlan plan = facts_of(p);
+  ReadPlan plan{.storage = gradient_storage(p), .reads = walked_reads(p)};
   for (PlannedRead& read : plan.reads) {
     read.collector = read.facts.is_added() ? Collector::any_pairs : config.column_split > 1 ? Collector::walk : Collector::beside_dq;
     read.kernel = read.facts.is_added() ? "pairs_sm80" : "dq_sm80";

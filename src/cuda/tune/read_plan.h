@@ -4,38 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "cuda/score/read_facts.h"
+#include "cuda/score/planned_read.h"
 #include "cuda/tune/sm80.h"
 #include "cuda/tune/sm90.h"
 #include "foveal/attention.h"
 
 namespace foveal::cuda {
-
-enum class Collector {
-  keys,       ///< from dk: the sum of k . dk over keys
-  registers,  ///< in registers of a warp, along its walk
-  lines,      ///< sums along rows or diagonals of a tile, in shared memory
-  bins,       ///< exact sums in shared memory (device/tile/read_bins.cuh)
-  window,     ///< the same for the elements around a tile
-  scatter,    ///< exact sums in L2, by atomics of each pair
-  stored,     ///< each element belongs to one pair, which writes it
-  rows,       ///< rows_sm90 owns queries and sums their tables in shared memory
-  pairs,      ///< pairs_sm90 owns pairs and loops over the batches and heads that share them
-  beside_dq,  ///< the portable dq kernel, tile by tile
-  walk,       ///< a second run of the portable dq kernel, without dq
-  any_pairs,  ///< the portable kernel that owns pairs
-};
-const char* to_string(Collector collector);
-
-struct PlannedRead {
-  int read;  ///< number in the score program
-  ReadFacts facts;
-  Collector collector;
-  const char* kernel;
-  std::string why;
-
-  std::string text() const;  ///< "bins in backward_sm90: ..."
-};
 
 struct ReadPlan {
   std::vector<GradientStorage> storage;  ///< of each parameter
@@ -50,15 +24,15 @@ struct ReadPlan {
   template <class Fn>
   int count(Fn&& has) const {
     int found = 0;
-    for (const PlannedRead& read : reads) found += has(read.facts);
+    for (const PlannedRead& read : reads) found += has(read);
     return found;
   }
   StagedReads staged() const {
-    return {count([](const ReadFacts& read) { return read.kind == scoring::Reduction::row; }),
-            count([](const ReadFacts& read) { return read.kind == scoring::Reduction::diagonal; })};
+    return {count([](const PlannedRead& read) { return read.facts.kind == scoring::Reduction::row; }),
+            count([](const PlannedRead& read) { return read.facts.kind == scoring::Reduction::diagonal; })};
   }
   int early() const {
-    return count([](const ReadFacts& read) { return read.early; });
+    return count([](const PlannedRead& read) { return read.facts.early; });
   }
   /// Decides between bins, a window and L2 once shared memory is divided up (sm90_bins).
   void place(const std::vector<ReadBins>& bins);

@@ -139,10 +139,10 @@ std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
 std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room) {
   std::vector<std::size_t> wanted;
   std::vector<ReadBins> bins;
-  const auto entries = [&](std::size_t r) { return plan.reads[r].facts.elements; };
-  for (const PlannedRead& read : plan.reads) {
-    if (read.facts.elements > 0) wanted.push_back(bins.size());
-    bins.push_back({0, 0, read.facts.elements});
+  const auto entries = [&](std::size_t r) { return plan.reads[r].has_own_kernel() ? 0 : plan.reads[r].facts.elements; };
+  for (std::size_t r = 0; r < plan.reads.size(); ++r) {
+    if (entries(r) > 0) wanted.push_back(r);
+    bins.push_back({0, 0, entries(r)});
   }
   std::stable_sort(wanted.begin(), wanted.end(), [&](std::size_t a, std::size_t b) { return entries(a) < entries(b); });
   const auto try_one = [&](std::size_t r, int count, int copies) {

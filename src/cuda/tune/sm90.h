@@ -8,7 +8,7 @@
 #include "cuda/device/layout/sm90.cuh"
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/source.h"
-#include "cuda/score/read_facts.h"
+#include "cuda/score/planned_read.h"
 #include "cuda/score/row_reads.h"
 #include "cuda/score/score_facts.h"
 #include "cuda/tune/chosen.h"
@@ -81,7 +81,7 @@ struct Sm90BackwardConfig {
   std::vector<PairTile> tiles{};     ///< reads that TMA loads as tiles
   std::vector<ReadBins> bins{};      ///< see sm90_bins
   std::vector<ReadTable> tables{};   ///< in shared memory
-  std::vector<RowRead> rows{};       ///< trained reads that rows_sm90 sums
+  std::vector<PlannedRead> reads{};  ///< trained reads
 
   template <class Self, class Fn>
   static void fields(Self& self, Fn fn) {
@@ -104,7 +104,7 @@ struct Sm90CollectConfig {
   StagedReads staged;
   LineValues lines;
   std::vector<ReadBins> bins{};
-  std::vector<RowRead> rows{};  ///< trained reads that rows_sm90 sums
+  std::vector<PlannedRead> reads{};  ///< trained reads
 
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };

@@ -25,7 +25,8 @@ struct BackwardFacts {
 
 /// Trained reads keep no per-pair term in registers.
 bool BackwardFacts::only_sums() const {
-  return plan.count([](const ReadFacts& read) {
+  return plan.count([](const PlannedRead& planned) {
+    const ReadFacts& read = planned.facts;
     const bool summed = read.kind == scoring::Reduction::uniform || read.kind == scoring::Reduction::column;
     return !read.follows_from_dk && (read.factor_of_score || !summed);
   }) == 0;
@@ -50,7 +51,7 @@ int producer_registers(const BackwardFacts& f, bool helpers) {
   if (f.p.head_dim > 128) return 40;
   if (!helpers) return f.p.gathered ? 40 : 24;
   if (f.dim <= 64) return 72;
-  const int diagonals = f.plan.count([](const ReadFacts& read) { return read.kind == scoring::Reduction::diagonal; });
+  const int diagonals = f.plan.staged().diagonals;
   return f.collects && diagonals > 0 && f.plan.early() == 0 ? 56 : 40;
 }
 
@@ -90,7 +91,7 @@ std::optional<Sm90BackwardConfig> complete(const BackwardFacts& f, Sm90BackwardC
   config.collects = f.collects;
   config.staged = f.staged;
   config.lines = f.lines;
-  if (f.plan.rows) config.rows = f.plan.rows->reads;
+  config.reads = f.plan.reads;
   if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   if (!fits(p, config)) return std::nullopt;
   if (config.cluster_size() == 1) {
