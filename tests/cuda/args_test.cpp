@@ -48,12 +48,12 @@ FOVEAL_X(TaskOrder, tasks, rows, first_row_first, serpentine, sequences_inside, 
 FOVEAL_X(SplitRow, reference, sum)
 FOVEAL_X(KeptKeys, k, v, kv_offset, len_kv, first_row, end_row, unused)
 FOVEAL_X(KeptRows, keys, number, count, first_row, begins, measures, other_stream)
-FOVEAL_X(Sm90Args, q, k, v, dout, pairs, attention, order, band_low, band_high, stat_rows, scale, far, dq_sum, dq_semaphore, splits,
+FOVEAL_X(Sm90Args, q, k, v, dout, pairs, attention, order, band_low, band_high, stat_rows, scale, far, dq_sum, dq_semaphore, parts,
          merge_warps, split_out, split_softmax, split_exponent, split_rows, pages, kept)
 FOVEAL_X(KeyRange, first, shift, word, arrived, slices)
 FOVEAL_X(SpreadKeys, k, v, tile_k, tile_v, sent_tile_k, sent_tile_v, range, words, failed, count, heads, unused)
 static_assert(sizeof(SpreadArgs) == sizeof(Sm90Args) + sizeof(SpreadKeys));
-FOVEAL_X(PairsArgs, sm90, splits, unused)
+FOVEAL_X(PairsArgs, sm90, row_parts, unused)
 FOVEAL_X(RowsView, data, batch, token, head, dim)
 FOVEAL_X(MoveRowsArgs, from, to, more, batch, tokens, heads, dim, adds, more_count)
 FOVEAL_X(GroupSumsArgs, attention, sums, to)

@@ -56,6 +56,12 @@ struct KeptRows {
   int other_stream;   ///< offset from this part's statistics to those of concurrent parts, in units of 128 rows
 };
 
+/// Among how many tasks something is divided that one task could do whole. No kernel divides both.
+union TaskParts {
+  Divisor kv_splits;    ///< forward: the keys of a row of tiles (split-KV)
+  Divisor group_tasks;  ///< backward: the query heads of a kv head
+};
+
 struct Sm90Args {
   TensorMap q, k, v, dout;
   TensorMap pairs[kMaxPairTiles];  ///< of reads that arrive as tiles; see tile/pair_tiles.cuh
@@ -70,11 +76,10 @@ struct Sm90Args {
   float* dq_sum;        ///< backward: fp32 accumulator of dq, in accumulator order of kernels/backward_sm90.cuh
   /// Deterministic backward: how many key blocks have been added to each query tile, for each of kSumCtas (tile/dq_sum.cuh).
   unsigned* dq_semaphore;
-  /// Backward: tasks among which the query heads of a kv head are split.
-  /// Split-KV: number of splits of the keys of a tile row, each a task of its own; merged by kernels/merge_splits_sm90.cuh. Each split
-  /// writes split_rows rows of kHeadDimV floats and of SplitRow, ordered by token, then head.
-  Divisor splits;
+  TaskParts parts;
   int merge_warps;  ///< split-KV: warps of the merge kernel that share a row, 1 to kMergeWarps
+  /// Split-KV: each split writes split_rows rows of kHeadDimV floats and of SplitRow, ordered by token, then head, which
+  /// kernels/merge_splits_sm90.cuh merges.
   float* split_out;
   SplitRow* split_softmax;
   float* split_exponent;  ///< scores to powers of two, for all scores
@@ -108,10 +113,10 @@ struct SpreadArgs : Sm90Args {
   SpreadKeys spread;
 };
 
-/// For kernels/pairs_sm90.cuh; the order has `splits` tasks for each row of tiles.
+/// For kernels/pairs_sm90.cuh; the order has `row_parts` tasks for each row of tiles.
 struct PairsArgs {
   Sm90Args sm90;
-  Divisor splits;
+  Divisor row_parts;
   int unused[13];  ///< pads to the alignment of tensor maps
 };
 

@@ -167,7 +167,7 @@ class BackwardSm90 : public GpuExecutable {
     device::Sm90Args args = sm90_args(p, buffers, mask_);
     sm90_set_backward_maps(args, buffers, config_.block_q, p.total_q, config_.block_kv, sm90_keys_in_reach(p, mask_));
     sm90_set_pair_maps(args, config_.tiles, buffers, config_.block_q);
-    args.order = schedule_.order, args.splits = divisor(config_.group_tasks);
+    args.order = schedule_.order, args.parts.group_tasks = divisor(config_.group_tasks);
     const Part::Kept stages = p.keeps_rows ? buffers.part.kept : Part::Kept{};
     set_rows(args, stages, workspace);
     const auto heads = static_cast<unsigned>(p.heads_q), sequences = static_cast<unsigned>(p.batch);

@@ -186,7 +186,7 @@ class ForwardSm90 : public GpuExecutable {
       tables_.make(args.attention, workspace, stream);
     }
     if (config_.split_kv) {
-      args.splits = kv_splits_;
+      args.parts.kv_splits = kv_splits_;
       args.split_out = Workspace::at<float>(workspace, split_out_offset_);
       args.split_softmax = Workspace::at<device::SplitRow>(workspace, split_softmax_offset_);
       args.split_exponent = Workspace::at<float>(workspace, split_exponent_offset_);

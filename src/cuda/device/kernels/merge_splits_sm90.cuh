@@ -27,11 +27,11 @@ struct SplitRows {
   float exponent;
 
   FOVEAL_DEVICE SplitRow at(int split) const {
-    return split < args.splits.value ? args.split_softmax[split * args.split_rows + row] : SplitRow{-infinity(), 0};
+    return split < args.parts.kv_splits.value ? args.split_softmax[split * args.split_rows + row] : SplitRow{-infinity(), 0};
   }
   FOVEAL_DEVICE float top() const {
     float top = -infinity();
-    for (int split = lane_id(); split < args.splits.value; split += kWarp) top = fmaxf(top, at(split).reference);
+    for (int split = lane_id(); split < args.parts.kv_splits.value; split += kWarp) top = fmaxf(top, at(split).reference);
 #pragma unroll
     for (int other = kWarp / 2; other > 0; other /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, other));
     return top;
@@ -42,7 +42,7 @@ struct SplitRows {
   }
   FOVEAL_DEVICE float total(float top) const {
     float total = 0;
-    for (int split = lane_id(); split < args.splits.value; split += kWarp) total += weight(split, top);
+    for (int split = lane_id(); split < args.parts.kv_splits.value; split += kWarp) total += weight(split, top);
 #pragma unroll
     for (int other = kWarp / 2; other > 0; other /= 2) total += __shfl_xor_sync(~0u, total, other);
     return total;
@@ -50,9 +50,9 @@ struct SplitRows {
 
   /// Adds this warp's splits, in their order. A split without weight is not read: nothing may have been written there.
   FOVEAL_DEVICE void add_to(float4 (&sum)[kColumnSteps], float top, float inverse) const {
-    for (int begin = first; begin < args.splits.value; begin += kWarp * step) {
+    for (int begin = first; begin < args.parts.kv_splits.value; begin += kWarp * step) {
       const float weight_of_lane = weight(begin + step * lane_id(), top) * inverse;
-      for (int turn = 0; turn < kWarp && begin + step * turn < args.splits.value; turn += kLoads) {
+      for (int turn = 0; turn < kWarp && begin + step * turn < args.parts.kv_splits.value; turn += kLoads) {
         float4 loaded[kLoads][kColumnSteps];
         float weights[kLoads];
 #pragma unroll

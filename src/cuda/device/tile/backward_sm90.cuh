@@ -138,8 +138,8 @@ struct BackwardTask {
     group_end = args.attention.group_size;
     group_head = -1;
     if constexpr (kSplitsGroups) {
-      const int head = divide(task.head, args.splits), heads = divide(args.attention.group_size, args.splits);
-      group_end = (task.head - head * args.splits.value + 1) * heads;
+      const int head = divide(task.head, args.parts.group_tasks), heads = divide(args.attention.group_size, args.parts.group_tasks);
+      group_end = (task.head - head * args.parts.group_tasks.value + 1) * heads;
       group_head = group_end - heads - 1;
       task.head = head;
     }

@@ -116,8 +116,8 @@ struct ForwardTask {
   FOVEAL_DEVICE bool at(int round, const Sm90Args& args) {
     if (!task_at(round, args.order, task)) return false;
     if constexpr (kSplit) {
-      const int row = divide(task.row, args.splits);
-      split = task.row - row * args.splits.value;
+      const int row = divide(task.row, args.parts.kv_splits);
+      split = task.row - row * args.parts.kv_splits.value;
       task.row = row;
     }
     sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args.attention, task.batch);
@@ -131,7 +131,7 @@ struct ForwardTask {
     } while ((kVarlen && first_query() >= sequence.len_q) || pipelines.is_done(round));
     walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_query(), min(first_query() + kQueries, sequence.len_q),
                sequence.len_kv, kBlockKv);
-    if constexpr (kSplit) walk.take_split(args.attention.runs, split, args.splits.value);
+    if constexpr (kSplit) walk.take_split(args.attention.runs, split, args.parts.kv_splits.value);
     // Known to the walk, not tested for each tile: the compiler would assume divergence in the loop over full tiles.
     if (kQueriesMustExist && first_query() + kQueries > sequence.len_q) walk.treat_all_as_partial();
     return true;

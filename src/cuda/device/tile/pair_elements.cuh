@@ -52,8 +52,8 @@ struct Cleaner {
   FOVEAL_DEVICE void clear(const PairsTask& work, int begin, int end) const {
     const AttentionArgs& attention = args.sm90.attention;
     const int rows = min(kBlockQ, attention.seqlen_q - work.first_q());
-    const int splits = args.splits.value, before = divide(begin + splits - 1 - work.split, args.splits);  // own tiles
-    for (int tile = work.split + before * splits; tile < end; tile += splits) {
+    const int parts = args.row_parts.value, before = divide(begin + parts - 1 - work.part, args.row_parts);  // own tiles
+    for (int tile = work.part + before * parts; tile < end; tile += parts) {
       const Elements to(attention, work.task, work.first_q(), tile * kBlockKv);
       const int columns = min(kBlockKv, attention.seqlen_kv - tile * kBlockKv);
       constexpr int kAtOnce = 16 / sizeof(Gradient);

@@ -44,11 +44,11 @@ struct Pipelines {
   FOVEAL_DEVICE u32 at(u32 use, int piece) const { return base + stage.index(use) * kShared.stage_bytes + piece; }
 };
 
-/// Every `splits`-th tile of one row of queries.
+/// Every `row_parts`-th tile of one row of queries.
 struct PairsTask {
-  Task task;  // row: of tiles, times splits
+  Task task;  // row: of tiles, times row_parts
   Walk walk;
-  int row, split;
+  int row, part;
 
   FOVEAL_DEVICE int first_q() const { return row * kBlockQ; }
 
@@ -56,9 +56,9 @@ struct PairsTask {
   FOVEAL_DEVICE bool next(int& round, const PairsArgs& args, bool mirrored = false) {
     if (!task_at(++round, args.sm90.order, task)) return false;
     const AttentionArgs& attention = args.sm90.attention;
-    row = divide(task.row, args.splits);
-    split = task.row - row * args.splits.value;
-    if (mirrored) row = divide(args.sm90.order.rows, args.splits) - 1 - row;
+    row = divide(task.row, args.row_parts);
+    part = task.row - row * args.row_parts.value;
+    if (mirrored) row = divide(args.sm90.order.rows, args.row_parts) - 1 - row;
     walk.start(args.sm90, attention.runs, task.batch, task.head, row, first_q(), min(first_q() + kBlockQ, attention.seqlen_q),
                attention.seqlen_kv, kBlockKv);
     return true;
@@ -68,8 +68,8 @@ struct PairsTask {
     const AttentionArgs& attention = args.sm90.attention;
     for (;;) {
       if (!walk.next(attention.runs, attention.seqlen_kv, kBlockKv, partial)) return false;
-      const int from_first = walk.tile + args.splits.value - split;
-      const int beyond = from_first - divide(from_first, args.splits) * args.splits.value;  // own tiles to skip
+      const int from_first = walk.tile + args.row_parts.value - part;
+      const int beyond = from_first - divide(from_first, args.row_parts) * args.row_parts.value;  // own tiles to skip
       if (beyond == 0) break;
       walk.tile -= beyond - 1;
     }
