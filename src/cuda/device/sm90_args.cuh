@@ -53,7 +53,7 @@ struct KeptRows {
   int first_row;      ///< first row of this part
   int begins;         ///< this launch prepares the rows
   int measures;       ///< recompute far rows over this part's keys, and record the keys
-  int other_stream;   ///< offset from this part's statistics to those of concurrent parts, in units of 128 rows
+  int other_stream;   ///< offset from this part's statistics to those of concurrent parts, in units of kRowStep rows
 };
 
 /// Among how many tasks something is divided that one task could do whole. No kernel divides both.
@@ -68,8 +68,8 @@ struct Sm90Args {
   AttentionArgs attention;
   TaskOrder order;
   int band_low, band_high;  ///< TileSource causal, band: keep when band_low <= kv - q <= band_high, positions local to the sequence
-  /// Backward: rows of lse2 and delta (and of the dq accumulator) for each head, a multiple of 128. Packed: for each head over all
-  /// sequences; sequence b begins at row (cu_seqlens_q[b] + 128 b) / 128 * 128.
+  /// Backward: rows of lse2 and delta (and of the dq accumulator) for each head, a multiple of kRowStep. Packed: for each head over all
+  /// sequences, which begin at their padded_first_row() (layout/agreed.cuh).
   int stat_rows;
   float scale;          ///< as AttentionArgs::scale; converting from double is slow
   unsigned short* far;  ///< backward: one flag for eight rows of statistics: is some row far, that is, largest not 0?

@@ -5,10 +5,14 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/far_row.h"
 #include "base/philox.h"
+#include "cuda/device/layout/agreed.cuh"
 #include "cuda/score/read_facts.h"
 
 namespace foveal::cuda {
+
+static_assert(device::kFarLse == base::far_lse);
 namespace {
 
 device::Tensor tensor(const TensorView& view, bool varlen) {

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/divide.h"
+#include "cuda/device/layout/agreed.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/collect_sm90.h"
 #include "cuda/launch/group_sums.h"
@@ -21,9 +22,6 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr int stat_step = 128;  ///< rows of statistics of a sequence are a multiple of this
-constexpr int prepare_threads = 256, convert_threads = 128;
-
 Sm90BackwardConfig with_group_tasks(const problem::Problem& p, Sm90BackwardConfig config, const driver::DeviceFacts& facts) {
   if (config.group_tasks == 0) config.group_tasks = sm90_group_tasks(p, config, facts);
   return config;
@@ -33,7 +31,7 @@ int dq_sum_columns(const problem::Problem& p, const Sm90BackwardConfig& config) 
   return device::DqSumShape(static_cast<int>(p.head_dim), config.block_q).columns;
 }
 
-/// Offsets of the statistics of rows and their dq sums; rows_of_head is a multiple of stat_step.
+/// Offsets of the statistics of rows and their dq sums; rows_of_head is a multiple of device::kRowStep.
 struct RowsLayout {
   std::size_t lse2 = 0, largest = 0, far = 0, delta = 0, dq_sum = 0, dq_semaphore = 0, keys = 0;
   std::int64_t stream_rows = 0;  ///< rows of statistics of a stream (Part::Kept): of lse2, largest and far there is one for each
@@ -76,7 +74,8 @@ class BackwardSm90 : public GpuExecutable {
     if (read_plan_.collect) collect_.emplace(problem_, *read_plan_.collect, facts);
     if (read_plan_.rows) rows_.emplace(problem_, *read_plan_.rows, facts, workspace_);
     const problem::Problem& p = problem_;
-    stat_rows_ = p.varlen ? base::round_up(p.total_q, stat_step) + p.batch * stat_step : base::round_up(p.seqlen_q, stat_step);
+    stat_rows_ =
+        p.varlen ? base::round_up(p.total_q, device::kRowStep) + p.batch * device::kRowStep : base::round_up(p.seqlen_q, device::kRowStep);
     if (p.keeps_rows) kept_hash_ = std::hash<std::string>{}(jit::assemble(backward_convert_sm90_source(p, config_)));
     if (!p.keeps_rows) rows_offset_ = workspace_.reserve(RowsLayout(p, config_, stat_rows_).pieces.bytes());
 
@@ -131,7 +130,7 @@ class BackwardSm90 : public GpuExecutable {
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   KeptRows kept_rows(std::int64_t rows) const override {
     if (!problem_.keeps_rows) return {};
-    return {RowsLayout(problem_, config_, base::round_up(rows, stat_step)).pieces.bytes(), kept_hash_};
+    return {RowsLayout(problem_, config_, base::round_up(rows, device::kRowStep)).pieces.bytes(), kept_hash_};
   }
   std::string kernel() const override {
     return base::join("cuda.sm90.", to_string(problem_.dtype), ".backward.fused", reproducible() ? ".reproducible" : "");
@@ -171,14 +170,14 @@ class BackwardSm90 : public GpuExecutable {
     const Part::Kept stages = p.keeps_rows ? buffers.part.kept : Part::Kept{};
     set_rows(args, stages, workspace);
     const auto heads = static_cast<unsigned>(p.heads_q), sequences = static_cast<unsigned>(p.batch);
-    const std::int64_t rows_per_cta = prepare_threads / (p.head_dim_v > 128 ? 32 : p.head_dim_v > 64 ? 16 : 8);
-    const auto prepare_ctas = static_cast<unsigned>(base::round_up(p.seqlen_q, stat_step) / rows_per_cta);
+    const std::int64_t rows_per_cta = device::kPrepareThreads / device::prepare_row_lanes(static_cast<int>(p.head_dim_v));
+    const auto prepare_ctas = static_cast<unsigned>(base::round_up(p.seqlen_q, device::kRowStep) / rows_per_cta);
     const auto prepare = [&] {
-      prepare_.launch({.grid_x = prepare_ctas, .grid_y = heads, .grid_z = sequences, .threads = prepare_threads}, args, stream);
+      prepare_.launch({.grid_x = prepare_ctas, .grid_y = heads, .grid_z = sequences, .threads = device::kPrepareThreads}, args, stream);
     };
     const auto convert = [&] {
       const auto convert_ctas = static_cast<unsigned>(base::divide_up(p.seqlen_q, config_.block_q) * 2 * config_.cluster_size());
-      convert_.launch({.grid_x = convert_ctas, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
+      convert_.launch({.grid_x = convert_ctas, .grid_y = heads, .grid_z = sequences, .threads = device::kConvertThreads}, args, stream);
     };
     const bool prepares = stages.begins || stages.measures;
     if (!stages.multiplies) {
@@ -206,7 +205,7 @@ class BackwardSm90 : public GpuExecutable {
   /// Statistics and dq sums lie in the workspace, or in memory that several parts share, at the rows of this part.
   void set_rows(device::Sm90Args& args, const Part::Kept& kept, void* workspace) const {
     const bool keeps = problem_.keeps_rows;
-    const std::int64_t rows = keeps ? base::round_up(kept.rows, stat_step) : stat_rows_, first = kept.first;
+    const std::int64_t rows = keeps ? base::round_up(kept.rows, device::kRowStep) : stat_rows_, first = kept.first;
     const RowsLayout at(problem_, config_, rows);
     void* memory = keeps ? kept.memory : Workspace::at<void>(workspace, rows_offset_);
     args.stat_rows = static_cast<int>(rows);
@@ -224,7 +223,7 @@ class BackwardSm90 : public GpuExecutable {
                  .first_row = static_cast<int>(first),
                  .begins = kept.begins,
                  .measures = kept.measures,
-                 .other_stream = static_cast<int>((kept.stream == 0 ? at.stream_rows : -at.stream_rows) / stat_step)};
+                 .other_stream = static_cast<int>((kept.stream == 0 ? at.stream_rows : -at.stream_rows) / device::kRowStep)};
   }
   std::int64_t task_heads() const { return problem_.group_size / config_.group_tasks; }
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }

@@ -1,7 +1,9 @@
 #include "cuda/launch/group_sums.h"
 
+#include "base/check.h"
 #include "base/divide.h"
 #include "cuda/device/group_sums_args.cuh"
+#include "cuda/device/layout/agreed.cuh"
 #include "cuda/device/layout/sm90.cuh"
 #include "cuda/jit/driver.h"
 #include "cuda/launch/attention_args.h"
@@ -10,8 +12,9 @@ namespace foveal::cuda {
 GroupSums::GroupSums(const problem::Problem& p, const Sm90BackwardConfig& config, Workspace& workspace)
     : packed_(p.varlen), batch_(p.batch), heads_(p.heads_kv), longest_(p.seqlen_kv) {
   if (config.group_tasks == 1) return;
-  const std::int64_t task_keys = config.task_keys();  // tasks write beyond the end of a sequence
-  const std::int64_t keys = base::round_up(packed_ ? p.total_kv : p.seqlen_kv, task_keys) + (packed_ ? task_keys * p.batch : 0);
+  FOVEAL_CHECK(device::kRowStep % config.task_keys() == 0, "tasks write beyond the end of a sequence");
+  const std::int64_t keys =
+      base::round_up(packed_ ? p.total_kv : p.seqlen_kv, device::kRowStep) + (packed_ ? device::kRowStep * p.batch : 0);
   const auto add = [&](bool present, auto gradient, std::int64_t dim) {
     if (!present) return;
     jit::Constants constants = attention_constants(p);
@@ -54,7 +57,7 @@ void GroupSums::finish(const device::AttentionArgs& args, void* workspace, Strea
     sum.kernel.launch({.grid_x = static_cast<unsigned>(base::divide_up(longest_, device::GroupSumShape::rows)),
                        .grid_y = static_cast<unsigned>(heads_),
                        .grid_z = static_cast<unsigned>(batch_),
-                       .threads = 128},
+                       .threads = device::kConvertThreads},
                       device::GroupSumsArgs{args, tensor(sum, workspace), args.*sum.gradient}, stream);
 }
 

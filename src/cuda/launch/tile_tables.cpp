@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/divide.h"
+#include "cuda/device/layout/agreed.cuh"
 #include "cuda/device/tile_classes.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/score/score_emit.h"
@@ -174,8 +175,10 @@ void TileTables::make(const device::AttentionArgs& args, void* workspace, Stream
                                  static_cast<const unsigned char*>(device_known_.data()),
                                  static_cast<int>(rows),
                                  static_cast<int>(capacity_)};
-  classify_.launch({.grid_x = static_cast<unsigned>(rows * capacity_), .threads = 256}, all, stream);
-  list_runs_.launch({.grid_x = static_cast<unsigned>(base::divide_up(rows, 4)), .threads = 128}, all, stream);
+  classify_.launch({.grid_x = static_cast<unsigned>(rows * capacity_), .threads = device::kClassifyThreads}, all, stream);
+  list_runs_.launch(
+      {.grid_x = static_cast<unsigned>(base::divide_up(rows, device::kListRunsWarps)), .threads = 32 * device::kListRunsWarps}, all,
+      stream);
 }
 
 }  // namespace foveal::cuda

@@ -5,14 +5,15 @@
 #include <optional>
 #include <utility>
 
+#include "cuda/device/layout/agreed.cuh"
 #include "cuda/score/score_writer.h"
 
 namespace foveal::cuda {
 namespace {
 
-constexpr double bounded = 0x1p40, small = 16;  // the former is device::kTame
-constexpr int most_degree = 3;                  // 2^120, and a sum of some such terms, is finite
-constexpr std::size_t most_keys = 6;            // a warp tests them when it takes new keys
+constexpr double bounded = device::kTame, small = 16;
+constexpr int most_degree = 3;        // 2^120, and a sum of some such terms, is finite
+constexpr std::size_t most_keys = 6;  // a warp tests them when it takes new keys
 
 /// The degree of a value as a polynomial in bounded ones.
 class Degrees {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/device/layout/agreed.cuh"
 #include "cuda/score/score_writer.h"
 #include "score/bounds.h"
 
@@ -50,7 +51,7 @@ class Analysis {
 
   /// Of a read of a parameter with exact sums: the most terms that one element can get.
   double terms(const TrainableRead& read) const {
-    constexpr double tile = 16, lines = 2 * tile - 1;  // of exact_sum.cuh
+    constexpr double tile = device::kExactSumTile, lines = 2 * tile - 1;
     const auto tiles = [](std::int64_t length) { return std::ceil(static_cast<double>(length) / tile); };
     const auto size_of = [&](Op position) {
       return static_cast<double>(position == Op::batch   ? p_.batch

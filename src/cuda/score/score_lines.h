@@ -2,6 +2,7 @@
 // Values of a score that are hoisted: evaluated once per row, column or diagonal of a tile instead of per pair.
 #include <vector>
 
+#include "cuda/device/layout/sm90.cuh"
 #include "problem/problem.h"
 
 namespace foveal::cuda {
@@ -14,9 +15,8 @@ struct LineValues {
   bool empty() const { return walk.empty() && diagonal.empty(); }
   /// For one tile.
   std::size_t count(int rows, int walked) const {
-    constexpr std::size_t answer = 4;  // one word, and places of 16 bytes
-    return walk.size() * static_cast<std::size_t>(walked) + diagonal.size() * static_cast<std::size_t>(rows + walked) +
-           (checked ? answer : 0);
+    const device::LineShape shape{static_cast<int>(walk.size()), static_cast<int>(diagonal.size()), checked};
+    return static_cast<std::size_t>(device::line_floats(shape, rows, walked));
   }
 };
 LineValues find_line_values(const problem::Problem& problem);

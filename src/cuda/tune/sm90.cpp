@@ -74,10 +74,8 @@ int bytes_of_staged(StagedReads reads, int block_q, int block_kv) {
 
 device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
   device::PairPipelineShape pipeline{stages, 0};
-  for (const PairTile& tile : tiles) {
-    const int loaded = tile.stairs ? device::kChunkRowBytes / tile.element_bytes : tile.keys > 0 ? std::min(tile.keys, columns) : columns;
-    pipeline.stage_bytes += device::tile_bytes(rows, loaded * tile.element_bytes / 2);
-  }
+  for (const PairTile& tile : tiles)
+    pipeline.stage_bytes += device::PairTileShape{tile.element_bytes, tile.stairs, tile.keys}.bytes(rows, columns);
   return pipeline;
 }
 
@@ -90,7 +88,7 @@ std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
                                       .query_stages = query_stages,
                                       .pairs = sm90_pair_pipeline(tiles, pair_stages, block_q(), block_kv),
                                       .line_floats = static_cast<int>(lines.count(block_q(), block_kv)),
-                                      .column_bytes = 32 * block_kv * offset_steps,
+                                      .column_bytes = offset_steps * device::offset_step_bytes(block_kv),
                                       .table_bytes = static_cast<int>(bytes_of_tables(tables)),
                                       .has_mask = p.has_mask() && sm90_mask(p).tiles == Sm90Tiles::list});
   return static_cast<std::size_t>(layout.bytes);
@@ -118,16 +116,14 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
 }
 
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
-  // In a cluster keys have four chunks, one for each part of dq, and come with two of the other CTA's.
-  const bool cluster = cluster_size() > 1;
   const device::BackwardLayout layout({.block_q = block_q,
                                        .block_kv = block_kv,
                                        .head_dim = static_cast<int>(p.head_dim),
                                        .head_dim_v = static_cast<int>(p.head_dim_v),
                                        .stages = stages,
-                                       .key_chunks = cluster ? 4 : device::chunk_count(static_cast<int>(p.head_dim)),
-                                       .peer_key_chunks = cluster ? 2 : 0,
-                                       .ds_tiles = 2,
+                                       .key_chunks = device::key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
+                                       .peer_key_chunks = device::peer_key_chunks(cluster_size()),
+                                       .ds_tiles = device::kDsTilesOfBackward,
                                        .pairs = sm90_pair_pipeline(tiles, pair_stages, block_q, block_kv),
                                        .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
                                        .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),

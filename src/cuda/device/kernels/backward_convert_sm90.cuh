@@ -3,6 +3,7 @@
 // are recomputed (tile/recompute_dq.cuh).
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV, kBlockQ as for the main kernel; kVarlen, kMaskIsBand, kKeepsRows.
+#include "layout/agreed.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "tile/dq_sum.cuh"
@@ -20,7 +21,7 @@ constexpr int kBlocks = kAddsToDq ? 8 : 12;
 }  // namespace foveal::device
 
 /// Grid: (kSumParts * query tiles of the longest sequence, query heads, sequences); one part for each block.
-extern "C" __global__ void __launch_bounds__(128, foveal::device::kBlocks)
+extern "C" __global__ void __launch_bounds__(foveal::device::kConvertThreads, foveal::device::kBlocks)
     backward_convert_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   const int tile = blockIdx.x / kSumParts, part = blockIdx.x % kSumParts;
@@ -35,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(128, foveal::device::kBlocks)
   float acc[kPartColumns / 2];
 #pragma unroll
   for (int i = 0; i < kPartColumns / 2; i += 4) {
-    const float4 value = *reinterpret_cast<const float4*>(from + i * 128);
+    const float4 value = *reinterpret_cast<const float4*>(from + i * kConvertThreads);
     acc[i] = value.x;
     acc[i + 1] = value.y;
     acc[i + 2] = value.z;

@@ -5,6 +5,7 @@
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits,
 // kMaskIsBand, kKeepsRows.
+#include "layout/agreed.cuh"
 #include "schedule/tasks.cuh"
 #include "score/exact_sum.cuh"
 #include "score/far_row.cuh"
@@ -14,8 +15,8 @@
 
 namespace foveal::device {
 
-constexpr int kRowLanes = kHeadDimV > 128 ? 32 : kHeadDimV > 64 ? 16 : 8;
-constexpr int kThreads = 256;
+constexpr int kRowLanes = prepare_row_lanes(kHeadDimV);
+constexpr int kThreads = kPrepareThreads;
 constexpr int kRowsPerBlock = kThreads / kRowLanes;
 
 FOVEAL_DEVICE float dot8(uint4 a, uint4 b) {
@@ -56,7 +57,7 @@ FOVEAL_DEVICE RowStatistics measure_far_rows(const Sm90Args& args, const Sequenc
 
 }  // namespace foveal::device
 
-/// Grid: (blocks of rows of the longest sequence, rounded up to 128, query heads, sequences).
+/// Grid: (blocks of rows of the longest sequence, rounded up to kRowStep, query heads, sequences).
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     backward_prepare_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
   const int row = blockIdx.x * kRowsPerBlock + threadIdx.x / kRowLanes;
   const int lane = threadIdx.x % kRowLanes;
   const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, batch);
-  const bool has_statistics = row < round_up(sequence.len_q, 128);  // has a row of statistics
+  const bool has_statistics = row < round_up(sequence.len_q, kRowStep);  // has a row of statistics
   const bool exists = row < sequence.len_q;
   const i64 token = sequence.first_q + row;
   const auto row_value = [&](const Rows& rows) {
@@ -121,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     if (begins) static_cast<float*>(attention.delta.data)[stat] = delta;
     if (row % 8 == 0 && (begins || some_far)) args.far[stat / 8] = some_far;
     if (kKeepsRows && begins) {
-      const i64 there = stat + 128ll * args.kept.other_stream;
+      const i64 there = stat + static_cast<i64>(kRowStep) * args.kept.other_stream;
       static_cast<float*>(attention.lse2.data)[there] = unmeasured;
       static_cast<float*>(attention.largest.data)[there] = 0;
       if (row % 8 == 0) args.far[there / 8] = 0;

@@ -16,9 +16,8 @@ constexpr int kBlockKv = 64 * kConsumers, kClusterSize = 1;
 constexpr bool kPrefetchesLse = false;
 constexpr int kReleases = arrivals_of_groups(1);  // by one thread, after a barrier of the warpgroup's readers
 constexpr int kDqWarps = 4 * kConsumers;
-constexpr int kKeyColumns = kSumColumns,
-              kKeyStep = kSplitColumns && kDim > 64 ? kPartColumns : 64;  // column parts of dQ begin where chunks of K do
-constexpr int kDsTiles = 2;
+constexpr int kKeyColumns = kSumColumns, kKeyStep = key_step(kDqSum);
+constexpr int kDsTiles = kDsTilesOfBackward;
 
 }  // namespace foveal::device
 

@@ -18,8 +18,8 @@ constexpr int kBlockKv = 64, kClusterSize = 2;
 constexpr bool kPrefetchesLse = true;
 constexpr int kReleases = arrivals_of_warps(4);  // each warp by itself: it also reads statistics
 constexpr int kDqWarps = 8;
-constexpr int kKeyColumns = kSumColumns, kKeyStep = kPartColumns;  // column parts of dQ begin where chunks of K do
-constexpr int kDsTiles = 2;
+constexpr int kKeyColumns = kSumColumns, kKeyStep = key_step(kDqSum);
+constexpr int kDsTiles = kDsTilesOfBackward;
 
 }  // namespace foveal::device
 

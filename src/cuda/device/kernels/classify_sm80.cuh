@@ -1,10 +1,12 @@
 // Classifies the tiles of a mask that reads data: one block for each tile evaluates every pair once.
 //
 // config.cuh: kBlockQ, kBlockKv, kTransposed, kMaskHeads, kVarlen, SeqlenIndex.
+#include "layout/agreed.cuh"
 #include "tile_classes.cuh"
 #include "tile/problem.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) classify_sm80(const __grid_constant__ foveal::device::ClassifyArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kClassifyThreads)
+    classify_sm80(const __grid_constant__ foveal::device::ClassifyArgs args) {
   using namespace foveal::device;
   const AttentionArgs& attention = args.attention;
   const int rows = kTransposed ? attention.tiles_kv : attention.tiles_q;  // of one head
@@ -17,9 +19,9 @@ extern "C" __global__ void __launch_bounds__(256) classify_sm80(const __grid_con
     return;
   }
   // A thread evaluates one key and every kStep-th query.
-  constexpr int kStep = 256 / kBlockKv, kLookers = kStep * kBlockKv;
+  constexpr int kStep = kClassifyThreads / kBlockKv, kLookers = kStep * kBlockKv;
   __shared__ unsigned char kept[kBlockKv];
-  for (int i = threadIdx.x; i < kBlockKv; i += 256) kept[i] = 0;
+  for (int i = threadIdx.x; i < kBlockKv; i += kClassifyThreads) kept[i] = 0;
   __syncthreads();
   bool any = false, all = true;
   if (q_begin < seq.len_q && kv_begin < seq.len_kv && threadIdx.x < kLookers) {

@@ -1,6 +1,7 @@
 // Forward on mma.sync (FMAs for f32 and f64): a block owns a tile of queries and loops over the kv tiles of its row.
 //  shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
 // Large head dims split the output columns over kColumnSplit warps, which compute the same scores.
+#include "layout/agreed.cuh"
 #include "ptx/warp.cuh"
 #include "tile/query_tile.cuh"
 #include "tile/nonfinite_rows.cuh"
@@ -52,8 +53,7 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
       high = max_real(high, __shfl_xor_sync(~0u, high, 1));
       high = max_real(high, __shfl_xor_sync(~0u, high, 2));
       const R base = high == -infinity() ? R(0) : high;
-      // For a far maximum an FMA would expose the maximum's rounding error, and its base-2 value may overflow.
-      const bool far = kTensorCores<Element> && __any_sync(~0u, fabsf(float(base * kappa)) >= 4096.0f);
+      const bool far = kTensorCores<Element> && __any_sync(~0u, fabsf(float(base * kappa)) >= kFarReference);
       alpha[m][i] = exp2_real((state.max[m][i] - base) * kappa);
       rescale = rescale || alpha[m][i] != 1;
       state.max[m][i] = high;

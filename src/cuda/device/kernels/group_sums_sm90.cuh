@@ -2,12 +2,14 @@
 //
 // config.cuh: Element, SeqlenIndex, SeqlenKvIndex; kVarlen, kKeyRows; kColumns: of the tensor, a multiple of 8; kPart: it is fp32, and may be added to.
 #include "group_sums_args.cuh"
+#include "layout/agreed.cuh"
 #include "tile/fragment.cuh"
 #include "tile/group_sum.cuh"
 #include "tile/part.cuh"
 
 /// Grid: (64 keys of the longest sequence, kv heads, sequences).
-extern "C" __global__ void __launch_bounds__(128) group_sums_sm90(const __grid_constant__ foveal::device::GroupSumsArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kConvertThreads)
+    group_sums_sm90(const __grid_constant__ foveal::device::GroupSumsArgs args) {
   using namespace foveal::device;
   constexpr GroupSumShape kSum(kColumns);
   const int first_key = kSum.rows * blockIdx.x, head = blockIdx.y;
@@ -17,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(128) group_sums_sm90(const __grid_c
   float acc[kSum.columns / 2];
 #pragma unroll
   for (int i = 0; i < kSum.columns / 2; i += 4) {
-    const float4 value = *reinterpret_cast<const float4*>(from + i * 128);
+    const float4 value = *reinterpret_cast<const float4*>(from + i * kConvertThreads);
     acc[i] = value.x;
     acc[i + 1] = value.y;
     acc[i + 2] = value.z;

@@ -1,12 +1,14 @@
 // From tile classes to runs: one warp for each row of tiles, one lane for each tile.
 #include "base.cuh"
+#include "layout/agreed.cuh"
 #include "tile_classes.cuh"
 
 #include "config.cuh"
 
-extern "C" __global__ void __launch_bounds__(128) list_runs_sm80(const __grid_constant__ foveal::device::ClassifyArgs args) {
+extern "C" __global__ void __launch_bounds__(32 * foveal::device::kListRunsWarps)
+    list_runs_sm80(const __grid_constant__ foveal::device::ClassifyArgs args) {
   using namespace foveal::device;
-  const int row = int(blockIdx.x) * 4 + warp_id();
+  const int row = int(blockIdx.x) * kListRunsWarps + warp_id();
   if (row >= args.rows) return;
   const i64 first = i64(row) * args.tiles;
   const unsigned char* classes = args.classes + first;

@@ -19,9 +19,32 @@ struct PairPipelineShape {
   constexpr int barrier_bytes() const { return stage_bytes > 0 ? pipeline_bytes(stages) : 0; }
 };
 
+/// Columns of a pair read's tile that are loaded for a tile of `columns` keys.
+struct PairTileShape {
+  int element_bytes;
+  bool stairs;  ///< one chunk, whatever the keys
+  int keys;     ///< that differ, 0: all
+  constexpr int loaded(int columns) const {
+    if (stairs) return kChunkRowBytes / element_bytes;
+    return keys > 0 && keys < columns ? keys : columns;
+  }
+  constexpr int bytes(int rows, int columns) const { return tile_bytes(rows, loaded(columns) * element_bytes / 2); }
+};
+
+/// Values of a score along lines of a tile (tile/line_values.cuh).
+struct LineShape {
+  int walk, diagonal;  ///< values for each position of the walk, for each diagonal
+  bool checked;        ///< one word tells whether all are tame, in a place of 16 bytes
+};
+constexpr int line_floats(LineShape lines, int rows, int walked) {
+  return lines.walk * walked + lines.diagonal * (rows + walked) + (lines.checked ? 4 : 0);
+}
+
 /// k-steps of 16 columns for offsets that are computed as products (tile/extra_columns.cuh).
 constexpr int kColumnsOfOffset = 6;
 constexpr int offset_steps(int offsets) { return (kColumnsOfOffset * offsets + 15) / 16; }
+/// The columns of one step for this many keys.
+constexpr int offset_step_bytes(int keys) { return 32 * keys; }
 
 struct ForwardShape {
   int block_q, block_kv, head_dim, head_dim_v, stages, query_stages;
@@ -120,6 +143,13 @@ struct DqSumShape {
     columns = parts * part_columns;
   }
 };
+
+/// Buffers of dS, and chunks of K that a CTA of a backward kernel holds: its own, and those of the cluster's other CTA for its part of dQ.
+constexpr int kDsTilesOfBackward = 2;
+constexpr int peer_key_chunks(int cluster_size) { return cluster_size > 1 ? 2 : 0; }
+/// Chunks of K begin where column parts of dQ do.
+constexpr int key_step(const DqSumShape& sum) { return sum.splits_columns && sum.dim > 64 ? sum.part_columns : kChunkColumns; }
+constexpr int key_chunks(const DqSumShape& sum) { return chunk_count(sum.columns, key_step(sum)); }
 
 /// The same of dK or dV, for the keys of a warpgroup, where several tasks add to them (launch/group_sums.h).
 struct GroupSumShape {

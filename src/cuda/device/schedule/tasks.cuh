@@ -2,6 +2,7 @@
 // Persistent tile scheduler: which tasks a CTA runs and which tiles a task visits. Producer and consumers compute the same sequence from
 // the same arguments and need not communicate.
 #include "base.cuh"
+#include "layout/agreed.cuh"
 #include "ptx/warp.cuh"
 #include "schedule/tile_runs.cuh"
 #include "sm90_args.cuh"
@@ -185,7 +186,7 @@ struct TileWalk {
 /// First row of the statistics of a sequence and query head; see Sm90Args::stat_rows.
 template <bool varlen>
 FOVEAL_DEVICE i64 stat_row(const Sm90Args& args, const Sequence& sequence, int head) {
-  if constexpr (varlen) return static_cast<i64>(head) * args.stat_rows + (sequence.first_q + 128 * sequence.batch) / 128 * 128;
+  if constexpr (varlen) return static_cast<i64>(head) * args.stat_rows + padded_first_row(sequence.first_q, sequence.batch);
   return static_cast<i64>(sequence.batch * args.attention.heads_q + head) * args.stat_rows;
 }
 

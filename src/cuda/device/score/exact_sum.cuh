@@ -4,7 +4,7 @@
 // its bin, so 2^(40 - kBinBits) terms fit without overflow; nothing is rounded. The host chooses narrow bins where an element might get
 // more than 2^24 terms (exact_sum_bin_bits in launch/attention_args.h). Kernels guarantee in return that an element gets at most a term for
 // each pair that touches it, and, where the read's index is the same along the rows, columns or diagonals of a tile, at most a term for
-// each such line of a tile of 16 by 16 pairs, or larger. Equal bins of neighbouring elements are adjacent: these are
+// each such line of a tile of kExactSumTile by kExactSumTile pairs, or larger. Equal bins of neighbouring elements are adjacent: these are
 // often updated together, by terms of similar size.
 #include "base.cuh"
 

@@ -1,6 +1,7 @@
 #pragma once
 // Far rows (docs/numerics.md): lse is so large that its rounding error shows in exp(score - lse). The backward pass recomputes their
 // largest score, and the sum of exponentials relative to it; see base/far_row.h.
+#include "layout/agreed.cuh"
 #include "score/functions.cuh"
 
 namespace foveal::device {
@@ -8,7 +9,7 @@ namespace foveal::device {
 template <class Real>
 FOVEAL_DEVICE bool is_far(Real lse) {
   const Real size = lse < 0 ? -lse : lse;
-  return size >= Real(4096) && size < Real(infinity());
+  return size >= Real(kFarLse) && size < Real(infinity());
 }
 
 /// score - largest, not contracted with the product that gave the score: an FMA would expose the rounding error of the largest score.

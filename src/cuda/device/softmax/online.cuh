@@ -1,5 +1,6 @@
 #pragma once
 // Online softmax: running maximum and sum of a row, in base 2.
+#include "layout/agreed.cuh"
 #include "score/functions.cuh"
 #include "tile/fragment.cuh"
 
@@ -13,10 +14,6 @@ constexpr float kRescaleThreshold = 8.0f;
 /// first tile may hold only soft-masked scores, such as -10000. A sum above kGrowingSum means that scores grow, and the maximum is updated;
 /// one above kOverflowingSum that this came too late.
 constexpr float kLowestHeldMax = -16.0f, kGrowingSum = 0x1p20f, kOverflowingSum = 0x1p63f;
-
-/// From this magnitude on, in base 2, a reference is far: fma(score, scale, -reference) would expose its rounding error, and the base-2
-/// value may overflow. The reference is then subtracted from the scores first.
-constexpr float kFarReference = 4096.0f;
 
 struct OnlineSoftmax {
   float reference[2];  ///< per row, in units of the scores: a running maximum, not always the current one; -inf: no key kept so far

@@ -76,7 +76,7 @@ struct NarrowDescriptor {
 /// For kKeys keys.
 template <int kKeys>
 struct KeyColumns {
-  static constexpr int kStepBytes = 32 * kKeys, kBytes = kOffsetSteps * kStepBytes;
+  static constexpr int kStepBytes = offset_step_bytes(kKeys), kBytes = kOffsetSteps * kStepBytes;
   u32 address;
 
   /// By the warp that has written the column values.

@@ -1,6 +1,7 @@
 #pragma once
 // Layout of the fp32 sums of dK and dV to which several tasks add (launch/group_sums.h): [sequence][kv head][64 keys], each in the accumulator order of
-// a warpgroup. Packed sequences: [kv head][64 keys], sequence b from row (its first key + 128 b) / 128 * 128 on.
+// a warpgroup. Packed sequences: [kv head][64 keys], sequence b from row padded_first_row() on.
+#include "layout/agreed.cuh"
 #include "layout/sm90.cuh"
 #include "schedule/tile_runs.cuh"
 
@@ -12,7 +13,7 @@ namespace foveal::device {
 template <int columns>
 FOVEAL_DEVICE float* group_sum(const Tensor& sums, const Sequence& sequence, int head_kv, int key) {
   constexpr GroupSumShape kSum(columns);
-  const i64 first = static_cast<KeyRows>(kKeyRows) == KeyRows::packed ? (sequence.first_kv + 128 * sequence.batch) / 128 * 128 : 0;
+  const i64 first = static_cast<KeyRows>(kKeyRows) == KeyRows::packed ? padded_first_row(sequence.first_kv, sequence.batch) : 0;
   return static_cast<float*>(sums.data) + sequence.batch * sums.batch + head_kv * sums.head + (first + key) / kSum.rows * kSum.floats;
 }
 

@@ -3,6 +3,8 @@
 // memory. A thread needs few of them: all 8 x 8 blocks of a fragment on one block diagonal use the same two values.
 //
 // A tile has kRows rows, fixed during a task, by kWalked columns along the walk.
+#include "layout/agreed.cuh"
+#include "layout/sm90.cuh"
 #include "score/score.cuh"
 #include "tile/fragment.cuh"
 
@@ -10,8 +12,7 @@ namespace foveal::device {
 
 constexpr bool kHasLines = kWalkValues + kDiagonalValues > 0;
 
-/// Is a value far enough from overflow to be multiplied with two others and summed over many pairs?
-FOVEAL_DEVICE bool is_tame(float value) { return fabsf(value) <= 0x1p40f; }
+FOVEAL_DEVICE bool is_tame(float value) { return fabsf(value) <= kTame; }
 
 /// The pair at local positions q and key, clamped to the sequence; base: its other fields.
 FOVEAL_DEVICE Position position_at(const AttentionArgs& args, const Position& base, int q, int key) {
@@ -32,7 +33,7 @@ template <int kRows, int kWalked>
 struct LineTile {
   static constexpr int kDiagonals = kRows + kWalked;
   static constexpr int kValues = kWalkValues * kWalked + kDiagonalValues * kDiagonals;
-  static constexpr int kFloats = kValues + (kChecksLines ? 4 : 0);
+  static constexpr int kFloats = line_floats({kWalkValues, kDiagonalValues, kChecksLines}, kRows, kWalked);
   float* data;  // null: no tile
 
   FOVEAL_DEVICE float* walk(int v) const { return data + v * kWalked; }

@@ -13,11 +13,11 @@ namespace foveal::device {
 
 template <int v>
 constexpr int kPairTileElementBytes = sizeof(typename PairTileElementOf<v>::type);
-/// Columns loaded for a tile of this many keys.
+template <int v>
+constexpr PairTileShape kPairTileShape{kPairTileElementBytes<v>, kPairTileStairs[v], kPairTileKeys[v]};
 template <int v>
 constexpr int pair_tile_columns(int keys) {
-  if (kPairTileStairs[v]) return kChunkRowBytes / kPairTileElementBytes<v>;
-  return kPairTileKeys[v] > 0 && kPairTileKeys[v] < keys ? kPairTileKeys[v] : keys;
+  return kPairTileShape<v>.loaded(keys);
 }
 /// Bytes of the tiles of reads before `end`, for kColumns keys.
 template <int end, int kRows, int kColumns>
@@ -25,8 +25,7 @@ constexpr int pair_tiles_before() {
   if constexpr (end == 0) {
     return 0;
   } else {
-    return pair_tiles_before<end - 1, kRows, kColumns>() +
-           tile_bytes(kRows, pair_tile_columns<end - 1>(kColumns) * kPairTileElementBytes<end - 1> / 2);
+    return pair_tiles_before<end - 1, kRows, kColumns>() + kPairTileShape<end - 1>.bytes(kRows, kColumns);
   }
 }
 
