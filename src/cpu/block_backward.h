@@ -107,7 +107,7 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardWork
     const std::size_t lanes = static_cast<std::size_t>(s_.ops.tile_lanes);
     const std::size_t tile_bytes = s_.ops.panel_bytes(s_.dim) + s_.ops.panel_bytes(s_.dim_v) + s_.ops.rows_bytes(s_.dim) +
                                    s_.ops.rows_bytes(s_.dim_v) + lanes * static_cast<std::size_t>(s_.dim) * sizeof(Real);
-    return static_cast<int>(std::clamp<std::size_t>(std::size_t{512} * 1024 / tile_bytes, 1, 4));
+    return static_cast<int>(std::clamp<std::size_t>(l2_share / tile_bytes, 1, 4));
   }
 
   void fill_rows(const Call& call, std::size_t tile_begin, std::size_t tile_end, Worker& worker) const {

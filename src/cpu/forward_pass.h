@@ -42,7 +42,7 @@ class ForwardPass : public TiledPass<Real, Call, Worker, Tasks> {
   }
   /// As many tiles, up to `most`, as fit in L2 with their state while there are still `tasks` tasks.
   int tiles_per_task(std::size_t tile_bytes, std::int64_t tasks, std::int64_t most) const {
-    const auto fit = static_cast<std::int64_t>(std::size_t{512} * 1024 / tile_bytes);
+    const auto fit = static_cast<std::int64_t>(l2_share / tile_bytes);
     const std::int64_t tiles = s_.problem.batch * s_.problem.heads_kv * s_.planner.max_tiles_per_group();
     return static_cast<int>(std::clamp<std::int64_t>(std::min(fit, tiles / tasks), 1, most));
   }

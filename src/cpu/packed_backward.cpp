@@ -14,7 +14,6 @@
 namespace foveal::cpu {
 namespace {
 
-constexpr std::size_t step_limit = std::size_t{768} << 10;  ///< bytes of the tiles of a step
 constexpr int max_tiles_per_step = 16;
 
 struct GradientMemory : CallMemory {
@@ -42,7 +41,7 @@ class PackedBackward final : public BackwardPass<float, GradientCall, GradientWo
         queries_(s_, ops_),
         sums_(s_, ops_),
         shares_(Shares(s_.problem, s_.planner, 16, static_cast<std::size_t>(s_.planner.max_blocks()) * sums_.bytes_of_block()).count),
-        tiles_per_step_(static_cast<int>(std::clamp<std::size_t>(step_limit / queries_.bytes(), 1, max_tiles_per_step))) {
+        tiles_per_step_(static_cast<int>(std::clamp<std::size_t>(l2_share_amx / queries_.bytes(), 1, max_tiles_per_step))) {
     lay_out();
     plan(tiles_per_step_, static_cast<std::size_t>(s_.planner.max_groups() * shares_) * sizeof(Task) + 64);
   }

@@ -32,7 +32,7 @@ class PackedKeys {
   /// Bytes per worker: a copy of a block that spans pages.
   std::size_t scratch_bytes() const { return KeyBlocks::copy_bytes(s_.problem, block_, std::max(s_.dim, s_.dim_v)); }
   /// Blocks that fit in L2.
-  std::int32_t chunk() const { return std::max(1, static_cast<int>(std::size_t{512} * 1024 / (k_bytes_ + v_bytes_))); }
+  std::int32_t chunk() const { return std::max(1, static_cast<int>(l2_share / (k_bytes_ + v_bytes_))); }
 
   char* k(const Memory& memory, std::int64_t block) const {
     return static_cast<char*>(memory.k) + static_cast<std::size_t>(block) * k_bytes_;

@@ -127,8 +127,8 @@ class Analysis {
 
   /// The key's position comes first among the dimensions of pairs: the elements of a tile's keys stand together, whatever the other indices are.
   bool is_led_by_key(const TrainableRead& read) const {
-    constexpr std::int64_t keys = 128, most = 16384;  // of a tile; of a window of bins
-    std::int64_t of_key = 0;                          // elements
+    constexpr std::int64_t keys = 128, most = ReadLimits::most_in_window;  // of a tile; of a window of bins
+    std::int64_t of_key = 0;                                               // elements
     for (std::size_t d = 0; d < read.index.size(); ++d) {
       if (!is_pair_dimension(program_, read.index[d])) continue;
       if (of_key == 0 && program_[read.index[d]].op != Op::kv_idx) return false;

@@ -27,6 +27,16 @@ struct ExactSums {
 };
 ExactSums exact_sums(const problem::Problem& problem);
 
+/// What of trained reads a backward kernel has room for.
+struct ReadLimits {
+  /// Elements of a parameter that bins hold whole. A larger one leaves room for what is read, too, if a part of it moves along with the tiles.
+  static constexpr std::int64_t whole_bins = 16640;
+  /// Elements of such a part; one with fewer is hardly used again.
+  static constexpr int most_in_window = 16384, least_in_window = 2048;
+  /// Reads whose terms stay in registers until the probability is known.
+  static constexpr int early = 2;
+};
+
 struct ReadFacts {
   std::size_t param;
   GradientStorage storage;
@@ -49,6 +59,8 @@ struct ReadFacts {
 struct StagedReads {
   int rows = 0, diagonals = 0;
   bool any() const { return rows + diagonals > 0; }
+  /// Does shared memory hold them beside the tiles of a backward kernel for head dims up to 128? Rows of diagonals are padded.
+  bool fit(std::int64_t head_dim) const { return head_dim > 64 ? 2 * rows + 3 * diagonals <= 6 : rows + diagonals <= 3; }
 };
 /// Where the terms of a scatter are summed in shared memory (device/tile/read_bins.cuh).
 struct ReadBins {

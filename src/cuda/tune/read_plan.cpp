@@ -33,10 +33,9 @@ bool hopper_collects(const problem::Problem& p, const ReadPlan& plan, bool has_t
   if (plan.count([](const PlannedRead& read) { return !read.has_own_kernel(); }) == 0) return false;
   if (dim > 128 && !has_terms) return true;
   if (plan.count([](const PlannedRead& read) { return read.facts.index_of_score; }) > 0) return false;
-  if (plan.early() > 2) return false;  // what registers hold, and then shared memory
+  if (plan.early() > ReadLimits::early) return false;
   if (dim > 128) return collect.has_value();
-  const StagedReads staged = plan.staged();
-  return dim > 64 ? 2 * staged.rows + 3 * staged.diagonals <= 6 : staged.rows + staged.diagonals <= 3;  // what shared memory holds
+  return plan.staged().fit(dim);
 }
 
 void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& planned) {
@@ -81,11 +80,11 @@ std::string why_rows(const RowRead& row) {
 
 /// Gives reads of tables per query that do not fit the bins of a CTA to rows_sm90.
 void plan_rows(const problem::Problem& p, ReadPlan& plan) {
-  constexpr std::int64_t few = 16640;  // elements that bins beside the backward pass may hold
   if (p.ragged_kv() || p.part || p.attention.dropout_p > 0) return;
   std::vector<RowRead> found;
   for (const PlannedRead& read : plan.reads)
-    if (read.facts.kind == scoring::Reduction::scatter && read.facts.storage == GradientStorage::exact_sums && read.facts.elements > few)
+    if (read.facts.kind == scoring::Reduction::scatter && read.facts.storage == GradientStorage::exact_sums &&
+        read.facts.elements > ReadLimits::whole_bins)
       if (const auto row = row_read(p, read.read)) found.push_back(*row);
   plan.rows = sm90_rows_config(p, std::move(found));
   if (!plan.rows) return;

@@ -149,16 +149,14 @@ std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room) {
   };
   std::size_t placed = 0;
   for (const std::size_t r : wanted) {
-    constexpr std::int64_t most = 16640;  // a larger table has room for what is read, too, if a part of it moves along with the tiles
-    if (entries(r) > most || !try_one(r, static_cast<int>(entries(r)), 1)) break;
+    if (entries(r) > ReadLimits::whole_bins || !try_one(r, static_cast<int>(entries(r)), 1)) break;
     ++placed;
   }
   for (std::size_t i = placed; i < wanted.size(); ++i) {
-    constexpr int most = 16384, least = 2048;
     const std::size_t taken = bytes_of_bins(bins);
     const auto share = room > taken ? static_cast<std::int64_t>((room - taken) / 4 / (wanted.size() - i)) - 9 : 0;
-    const auto window = static_cast<int>(std::min({share, std::int64_t{most}, entries(wanted[i]) - 1}) / 32 * 32);
-    if (window >= least && plan.reads[wanted[i]].facts.lie_together) try_one(wanted[i], window, 1);
+    const auto window = static_cast<int>(std::min({share, std::int64_t{ReadLimits::most_in_window}, entries(wanted[i]) - 1}) / 32 * 32);
+    if (window >= ReadLimits::least_in_window && plan.reads[wanted[i]].facts.lie_together) try_one(wanted[i], window, 1);
   }
   for (const std::size_t r : wanted)
     while (bins[r].copies > 0 && more_copies(bins[r].entries, bins[r].copies) && try_one(r, bins[r].entries, 2 * bins[r].copies)) continue;
