@@ -37,7 +37,7 @@ class PackedBackward final : public BackwardPass<float, GradientCall, GradientWo
  public:
   PackedBackward(std::unique_ptr<const Setup<float>> setup, Fallback fallback)
       : BackwardPass(std::move(setup), std::move(fallback)),
-        ops_(*s_.ops.backward),
+        ops_(*s_.ops.packed_backward),
         queries_(s_, ops_),
         sums_(s_, ops_),
         shares_(Shares(s_.problem, s_.planner, 16, static_cast<std::size_t>(s_.planner.max_blocks()) * sums_.bytes_of_block()).count),
@@ -170,7 +170,7 @@ bool packed_backward_serves(const Setup<float>& setup) {
   const problem::Problem& problem = setup.problem;
   const BlockOps<float>& ops = setup.ops;
   const Attention& attention = problem.attention;
-  if (!ops.backward || !setup.masks_by_ranges() || problem.dtype != DType::bf16 || attention.checked || attention.dropout_p > 0 ||
+  if (!ops.packed_backward || !setup.masks_by_ranges() || problem.dtype != DType::bf16 || attention.checked || attention.dropout_p > 0 ||
       problem.has_score_mod())
     return false;
   // An explicit strategy means the block operations.
@@ -178,14 +178,14 @@ bool packed_backward_serves(const Setup<float>& setup) {
   if (!problem.dq.present || !problem.dk.present || !problem.dv.present) return false;
   for (std::size_t i = 0; i < problem.params.size(); ++i)
     if (problem.params[i].gradient.present && static_cast<int>(i) != problem.sink) return false;
-  return setup.mean_rows() >= ops.backward->lanes / 2;
+  return setup.mean_rows() >= ops.packed_backward->lanes / 2;
 }
 
 std::unique_ptr<planning::Executable> make_packed_backward(const problem::Problem& problem, const Target& target,
                                                            const BlockOps<float>& ops, const PlanOptions& options,
                                                            std::unique_ptr<planning::Executable> fallback) {
   return std::make_unique<PackedBackward>(
-      std::make_unique<const Setup<float>>(problem, target, ops, options, Geometry{ops.backward->lanes, ops.backward->keys}),
+      std::make_unique<const Setup<float>>(problem, target, ops, options, Geometry{ops.packed_backward->lanes, ops.packed_backward->keys}),
       Fallback{std::move(fallback), "where a tensor holds infinity or NaN, or a row is far"});
 }
 

@@ -41,7 +41,11 @@ class PackedForward final : public ForwardPass<float, PackedCall, PackedWorker> 
 
  public:
   PackedForward(std::unique_ptr<const Setup<float>> setup, Fallback fallback)
-      : ForwardPass(std::move(setup), std::move(fallback)), ops_(*s_.ops.rows), block_(s_.geometry.block_kv), keys_(s_, ops_), spans_(s_) {
+      : ForwardPass(std::move(setup), std::move(fallback)),
+        ops_(*s_.ops.packed_forward),
+        block_(s_.geometry.block_kv),
+        keys_(s_, ops_),
+        spans_(s_) {
     lay_out();
     const std::size_t tile_bytes = ops_.q_bytes(s_.dim) + ops_.acc_bytes(s_.dim_v) + sums_count() * sizeof(float);
     plan_tasks(tiles_per_task(tile_bytes, 4 * s_.workers(), 32));
@@ -152,21 +156,21 @@ bool packed_forward_serves(const Setup<float>& setup) {
   const problem::Problem& problem = setup.problem;
   const BlockOps<float>& ops = setup.ops;
   const Attention& attention = problem.attention;
-  if (!ops.rows || !setup.masks_by_ranges() || problem.dtype != DType::bf16 || attention.checked || attention.dropout_p > 0 ||
+  if (!ops.packed_forward || !setup.masks_by_ranges() || problem.dtype != DType::bf16 || attention.checked || attention.dropout_p > 0 ||
       problem.has_score_mod())
     return false;
   // Decode reads keys once: packing would not pay, and split-KV parallelises over keys.
   const std::int64_t rows = setup.mean_rows();
-  const std::int64_t tiles = problem.batch * problem.heads_kv * (rows / ops.rows->rows);
+  const std::int64_t tiles = problem.batch * problem.heads_kv * (rows / ops.packed_forward->rows);
   const std::int64_t seqlen_kv = problem.ragged_kv() ? problem.total_kv / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_kv;
-  return rows >= ops.rows->rows && (tiles >= 8 || seqlen_kv <= 2048);
+  return rows >= ops.packed_forward->rows && (tiles >= 8 || seqlen_kv <= 2048);
 }
 
 std::unique_ptr<planning::Executable> make_packed_forward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops,
                                                           const PlanOptions& options, std::unique_ptr<planning::Executable> fallback) {
-  const int block = ops.rows->block(static_cast<int>(problem.head_dim), static_cast<int>(problem.head_dim_v));
+  const int block = ops.packed_forward->block(static_cast<int>(problem.head_dim), static_cast<int>(problem.head_dim_v));
   return std::make_unique<PackedForward>(
-      std::make_unique<const Setup<float>>(problem, target, ops, options, Geometry{ops.rows->rows, block}),
+      std::make_unique<const Setup<float>>(problem, target, ops, options, Geometry{ops.packed_forward->rows, block}),
       Fallback{std::move(fallback),
                base::join("where ", problem.has_mask() ? "v holds infinity or NaN, or " : "", "a maximum exceeds 2^24")});
 }

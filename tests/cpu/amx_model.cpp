@@ -11,9 +11,9 @@
 namespace foveal::cpu {
 
 namespace {
-constexpr PackedForwardOps rows = AmxForwards<ScalarTiles>::table();
-constexpr PackedBackwardOps backward = AmxBackward<ScalarTiles>::table();
+constexpr PackedForwardOps packed_forward = AmxForwards<ScalarTiles>::table();
+constexpr PackedBackwardOps packed_backward = AmxBackward<ScalarTiles>::table();
 }  // namespace
-extern constexpr BlockOps<float> amx_model = Bf16Ops<AmxProducts<ScalarTiles>>::table("amx_model.bf16", &rows, &backward);
+extern constexpr BlockOps<float> amx_model = Bf16Ops<AmxProducts<ScalarTiles>>::table("amx_model.bf16", &packed_forward, &packed_backward);
 
 }  // namespace foveal::cpu

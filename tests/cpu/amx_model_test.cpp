@@ -122,9 +122,9 @@ TEST(AmxModelFallback, IsNamed) {
 
 /// So that the shapes above meet both orders of the forward.
 TEST(AmxModelBlocks, FollowHeadDims) {
-  EXPECT_EQ(amx_model.rows->block(64, 64), 64);
-  EXPECT_EQ(amx_model.rows->block(65, 8), 256);
-  EXPECT_EQ(amx_model.rows->block(8, 65), 256);
+  EXPECT_EQ(amx_model.packed_forward->block(64, 64), 64);
+  EXPECT_EQ(amx_model.packed_forward->block(65, 8), 256);
+  EXPECT_EQ(amx_model.packed_forward->block(8, 65), 256);
 }
 
 /// Tiles share tasks according to the number of threads, which changes nothing.

@@ -238,8 +238,8 @@ struct BlockOps {
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
 
-  const PackedForwardOps* rows = nullptr;       ///< a packed forward kernel, if there is one
-  const PackedBackwardOps* backward = nullptr;  ///< a packed backward kernel
+  const PackedForwardOps* packed_forward = nullptr;  ///< if there is such a kernel
+  const PackedBackwardOps* packed_backward = nullptr;
 };
 
 }  // namespace foveal::cpu

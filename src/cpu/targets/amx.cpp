@@ -9,9 +9,9 @@
 namespace foveal::cpu::targets {
 
 namespace {
-constexpr PackedForwardOps rows = AmxForwards<AmxTiles>::table();
-constexpr PackedBackwardOps backward = AmxBackward<AmxTiles>::table();
+constexpr PackedForwardOps packed_forward = AmxForwards<AmxTiles>::table();
+constexpr PackedBackwardOps packed_backward = AmxBackward<AmxTiles>::table();
 }  // namespace
-extern constexpr BlockOps<float> amx_bf16 = Bf16Ops<AmxProducts<AmxTiles>>::table("amx.bf16", &rows, &backward);
+extern constexpr BlockOps<float> amx_bf16 = Bf16Ops<AmxProducts<AmxTiles>>::table("amx.bf16", &packed_forward, &packed_backward);
 
 }  // namespace foveal::cpu::targets
