@@ -651,7 +651,7 @@ double total_of(const Sm90Tasks& tasks) {
 
 TEST(Sm90Schedule, CausalTasksEvenOut) {
   for (const int length : {512, 2048, 4096, 16384}) {
-    const Sm90Tasks tasks{.row_cost = sm90_row_cost(causal_mask, length, 128, length, 128, false),
+    const Sm90Tasks tasks{.row_cost = sm90_row_cost(causal_mask, length, 128, length, 128, Sm90Walk::keys),
                           .heads = 8 * 16384 / length,
                           .batch = 1,
                           .head_bytes = length * 1024};
@@ -678,7 +678,7 @@ TEST(Sm90Schedule, CausalTasksEvenOut) {
 TEST(Sm90Schedule, TheLastSectionEvensOut) {
   for (const int heads : {12, 16, 32, 40})
     for (const int length : {3072, 4096, 5120, 6000, 8192, 10000, 12288, 20000}) {
-      const Sm90Tasks tasks{.row_cost = sm90_row_cost(causal_mask, length, 128, length, 64, true),
+      const Sm90Tasks tasks{.row_cost = sm90_row_cost(causal_mask, length, 128, length, 64, Sm90Walk::queries),
                             .heads = heads,
                             .batch = 1,
                             .head_bytes = length * 1024,
@@ -701,7 +701,7 @@ TEST(Sm90Schedule, TheLastSectionEvensOut) {
     }
   // Powers of two keep what was measured: as many heads as stay in a third of L2.
   for (const int length : {4096, 8192, 16384}) {
-    const Sm90Tasks tasks{.row_cost = sm90_row_cost(causal_mask, length, 128, length, 64, true),
+    const Sm90Tasks tasks{.row_cost = sm90_row_cost(causal_mask, length, 128, length, 64, Sm90Walk::queries),
                           .heads = 16,
                           .batch = 1,
                           .head_bytes = length * 1024,
@@ -730,7 +730,7 @@ TEST(Sm90Schedule, EvenAndShortTasksStayPersistent) {
 TEST(Sm90Schedule, OneTaskPerCtaIsForGridsThatIdleMuch) {
   const Sm90Mask mask{.tiles = Sm90Tiles::causal, .band = {-(std::int64_t{1} << 30), 0}};
   const auto dealing = [&](std::int64_t heads, std::int64_t heads_kv, std::int64_t seqlen) {
-    const Sm90Tasks tasks{.row_cost = sm90_row_cost(mask, seqlen, 128, seqlen, 160, false),
+    const Sm90Tasks tasks{.row_cost = sm90_row_cost(mask, seqlen, 128, seqlen, 160, Sm90Walk::keys),
                           .heads = heads,
                           .batch = 1,
                           .head_bytes = seqlen * 512 * heads_kv / heads};
@@ -758,7 +758,7 @@ TEST(Sm90Schedule, SaysWhoTakesWhichRowWhen) {
     for (const double one_task_per_cta_from : {1.0, Sm90ScheduleCosts::never}) {
       const std::int64_t splits = first_row_first ? 1 : 2, packed = first_row_first ? 1 : 4;
       Sm90Tasks tasks{.row_cost = {}, .heads = 6, .batch = 3, .head_bytes = 1 << 23, .first_row_first = first_row_first};
-      for (const double cost : sm90_row_cost(causal_mask, 1000, 128, 1000, 128, first_row_first))
+      for (const double cost : sm90_row_cost(causal_mask, 1000, 128, 1000, 128, first_row_first ? Sm90Walk::queries : Sm90Walk::keys))
         tasks.row_cost.insert(tasks.row_cost.end(), static_cast<std::size_t>(splits), cost);
       tasks.sequences_inside = one_task_per_cta_from == 1.0;
       const Sm90Schedule schedule =
@@ -803,7 +803,7 @@ TEST(Sm90Schedule, DivisorsDivide) {
 
 TEST(Sm90Schedule, RowsHavePartsUntilTasksEvenOut) {
   for (const int length : {128, 1000, 2048, 4096, 16384}) {
-    const auto rows = sm90_row_tiles(causal_mask, length, 128, length, 128, false);
+    const auto rows = sm90_row_tiles(causal_mask, length, 128, length, 128, Sm90Walk::keys);
     double tiles = 0;
     for (const Sm90TileRange& row : rows) tiles += static_cast<double>(row.end - row.begin);
     constexpr int heads = 16;
@@ -814,7 +814,7 @@ TEST(Sm90Schedule, RowsHavePartsUntilTasksEvenOut) {
     EXPECT_LE(parts.parts.value, static_cast<int>(rows.size()));
     EXPECT_LT(parts.schedule.time, 1.25 * heads * tiles / h200.count + 1.2) << length;  // start of tasks, and of what spills
   }
-  const auto rows = sm90_row_tiles(causal_mask, 4096, 128, 4096, 128, false);
+  const auto rows = sm90_row_tiles(causal_mask, 4096, 128, 4096, 128, Sm90Walk::keys);
   const Sm90Tasks tasks{.row_cost = {}, .heads = 16, .batch = 1, .head_bytes = 4 * 2 * 8192 * 128};
   EXPECT_LT(sm90_schedule_row_parts(rows, tasks, schedule_costs::pairs, h200).schedule.time, 1.1 * 16 * 528 / 132);
 }

@@ -12,7 +12,7 @@ CollectSm90::CollectSm90(const problem::Problem& p, const Sm90CollectConfig& con
     : config_(config), shared_bytes_(static_cast<unsigned>(config.shared_bytes(p))), source_(collect_sm90_source(p, config)) {
   const Sm90Mask mask = sm90_mask(p);
   keys_in_reach_ = sm90_keys_in_reach(p, mask);
-  schedule_ = sm90_schedule({.row_cost = sm90_row_cost(mask, p.seqlen_kv, config.block_kv, p.seqlen_q, config.block_q, true),
+  schedule_ = sm90_schedule({.row_cost = sm90_row_cost(mask, p.seqlen_kv, config.block_kv, p.seqlen_q, config.block_q, Sm90Walk::queries),
                              .heads = p.heads_kv,
                              .batch = p.batch,
                              .head_bytes = p.seqlen_q * 2 * (p.head_dim + p.head_dim_v) * p.group_size,  // q, dout

@@ -121,7 +121,7 @@ class ForwardSm90 : public GpuExecutable {
       split_exponent_offset_ = workspace_.reserve(sizeof(float));
     }
     std::vector<double> row_cost;
-    for (const double cost : sm90_row_cost(mask_, p.seqlen_q, config_.queries(), p.seqlen_kv, config_.block_kv, false))
+    for (const double cost : sm90_row_cost(mask_, p.seqlen_q, config_.queries(), p.seqlen_kv, config_.block_kv, Sm90Walk::keys))
       row_cost.insert(row_cost.end(), static_cast<std::size_t>(kv_splits_.value), cost / kv_splits_.value);
     schedule_ = sm90_schedule({.row_cost = std::move(row_cost),
                                .heads = p.heads_q / config_.packed_heads,
@@ -263,7 +263,13 @@ std::vector<Family> forward_families(const problem::Problem& p, const driver::De
 
 }  // namespace
 
-const Candidate forward_sm90{"sm90", Pass::forward, refuses_forward, make_forward, forward_families, true, true};
+const Candidate forward_sm90{.target = "sm90",
+                             .pass = Pass::forward,
+                             .refuses = refuses_forward,
+                             .make = make_forward,
+                             .families = forward_families,
+                             .reads_pages = true,
+                             .reads_bytes = true};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{.stem = config.kernel(),

@@ -43,7 +43,7 @@ PairsSm90::PairsSm90(const problem::Problem& p, const PlannedRead& planned, cons
 
   const std::int64_t heads = read.reads_head ? p.heads_q : 1, batch = read.reads_batch ? p.batch : 1;
   const std::int64_t sharers = p.heads_q * p.batch / (heads * batch);
-  const std::vector<Sm90TileRange> rows = sm90_row_tiles(mask, p.seqlen_q, block_q, p.seqlen_kv, block_kv, false);
+  const std::vector<Sm90TileRange> rows = sm90_row_tiles(mask, p.seqlen_q, block_q, p.seqlen_kv, block_kv, Sm90Walk::keys);
   const Sm90RowParts parts = sm90_schedule_row_parts(rows,
                                                      {.row_cost = {},
                                                       .heads = heads,

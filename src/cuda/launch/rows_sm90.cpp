@@ -10,7 +10,7 @@ RowsSm90::RowsSm90(const problem::Problem& p, const Sm90RowsConfig& config, cons
   const Sm90Mask mask = sm90_mask(p);
   keys_in_reach_ = sm90_keys_in_reach(p, mask);
   if (mask.tiles == Sm90Tiles::list) tables_.emplace(p, config.block_q(), config.block_kv, false, workspace);
-  schedule_ = sm90_schedule({.row_cost = sm90_row_cost(mask, p.seqlen_q, config.block_q(), p.seqlen_kv, config.block_kv, false),
+  schedule_ = sm90_schedule({.row_cost = sm90_row_cost(mask, p.seqlen_q, config.block_q(), p.seqlen_kv, config.block_kv, Sm90Walk::keys),
                              .heads = p.heads_q,
                              .batch = p.batch,
                              .head_bytes = 2 * p.seqlen_kv * (p.head_dim + p.head_dim_v)},

@@ -8,11 +8,6 @@
 namespace foveal::cuda {
 namespace {
 
-/// Measured on an H200 (docs/lab/gpu-experiments.md).
-constexpr double adding_cost = 0.6;  ///< in tiles: of what a task adds to dk and dv, for each time that this is what a tile adds to dq
-/// Of the time of tasks of four query heads, for each doubling of the bytes of all heads from twice L2 on.
-constexpr double drifting_cost = 0.06, most_drifting_cost = 0.07;
-
 /// Of q, dout and the sum of dq, of this many query heads.
 std::int64_t bytes_of_heads(const problem::Problem& p, std::int64_t heads) {
   return heads * p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim);
@@ -23,9 +18,9 @@ Sm90Tasks tasks_of(const problem::Problem& p, const Sm90BackwardConfig& config) 
   const std::int64_t task_heads = p.group_size / config.group_tasks;
   const double adds =
       static_cast<double>(config.task_keys() * (p.head_dim + p.head_dim_v)) / static_cast<double>(config.block_q * p.head_dim);
-  const double ends = sm90_task_ends + (config.group_tasks > 1 ? adding_cost * adds : 0);
+  const double ends = schedule_rules::task_ends + (config.group_tasks > 1 ? schedule_rules::adding * adds : 0);
   std::vector<double> row_cost;
-  for (const Sm90TileRange& tiles : sm90_row_tiles(mask, p.seqlen_kv, config.task_keys(), p.seqlen_q, config.block_q, true))
+  for (const Sm90TileRange& tiles : sm90_row_tiles(mask, p.seqlen_kv, config.task_keys(), p.seqlen_q, config.block_q, Sm90Walk::queries))
     row_cost.push_back(ends + static_cast<double>(task_heads * (tiles.end - tiles.begin)));
   return {.row_cost = std::move(row_cost),
           .heads = p.heads_kv * config.group_tasks,
@@ -52,7 +47,7 @@ double predicted_time(const problem::Problem& p, const Sm90BackwardConfig& confi
   const auto [shortest, longest] = std::minmax_element(tasks.row_cost.begin(), tasks.row_cost.end());
   if (*shortest == *longest) return time;  // tasks walk in step
   const double doublings = std::log2(static_cast<double>(bytes_of_heads(p, p.heads_q * p.batch)) / static_cast<double>(facts.l2_bytes)) - 1;
-  const double drifting = std::clamp(drifting_cost * doublings, 0.0, most_drifting_cost);
+  const double drifting = std::clamp(schedule_rules::drifting * doublings, 0.0, schedule_rules::most_drifting);
   return time * (1 + drifting * std::log2(static_cast<double>(p.group_size / config.group_tasks)) / 2);
 }
 

@@ -56,6 +56,28 @@ constexpr Sm90ScheduleCosts collect{.spilling_cost = 0.12};
 constexpr Sm90ScheduleCosts pairs{.spilling_cost = 0.3};
 }  // namespace schedule_costs
 
+/// What else schedules are simulated with, in the time of a tile, and how far they are. For all kernels; measured on an H200 where it is said
+/// (docs/lab/gpu-experiments.md).
+namespace schedule_rules {
+constexpr double task_ends = 0.7;  ///< prologue and epilogue of a task
+constexpr double part_ends = 0.1;  ///< of a part of a row, whose next one is loaded meanwhile
+/// Of what a task of several for a group adds to dk and dv, for each time that this is what a tile adds to dq. Measured.
+constexpr double adding = 0.6;
+/// Of the time of tasks of four query heads of a group under a mask that skips tiles: they drift apart, for each doubling of the bytes of all
+/// heads from twice L2 on. Measured.
+constexpr double drifting = 0.06, most_drifting = 0.07;
+/// Split-KV, in the time of a tile while all multiprocessors read: a tile that one reads alone, as half of them take all that memory gives; the
+/// ends of a task; the merge. What they pick is within 2 % of the best number measured.
+constexpr double read_alone = 0.45, split_ends = 1, merging = 2.5;
+
+constexpr double persistent_share_of_l2 = 0.6;  ///< that a section of a persistent grid fills before each doubling has its price
+constexpr int most_rows_in_turn = 4;            ///< of one head that run at a time where they wait for each other
+constexpr int most_row_parts = 16, most_kv_splits = 128;
+constexpr int enough_tasks_of_team = 64;  ///< more even out without parts of rows
+/// Beyond as many tasks imbalance is negligible, and no schedule is simulated: dealt in rounds, and one by one, which takes longer.
+constexpr std::int64_t most_dealt = 1 << 16, most_simulated = 1 << 13;
+}  // namespace schedule_rules
+
 /// What tasks run on: CTAs or clusters that are resident together.
 struct Sm90Teams {
   int count;
@@ -81,20 +103,21 @@ TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t lengt
 /// in_order: forces Sm90Dealing::persistent_in_order.
 Sm90Schedule sm90_schedule(const Sm90Tasks& tasks, const Sm90ScheduleCosts& costs, const Sm90Teams& teams, bool in_order = false);
 
+/// What a task loops over, while it owns a row of tiles of the other.
+enum class Sm90Walk { keys, queries };
+
 /// Tiles that each row of tiles visits.
 struct Sm90TileRange {
   std::int64_t begin, end;
 };
 std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
-                                          bool transposed);
+                                          Sm90Walk walk);
 
 device::Divisor divisor(std::int64_t value);
 
-constexpr double sm90_task_ends = 0.7;  ///< prologue and epilogue of a row, in the time of a tile
-
 /// The number of these tiles, plus the prologue and epilogue of a row.
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
-                                  bool transposed);
+                                  Sm90Walk walk);
 
 /// Splits rows into tasks of every parts-th tile; picks the number of parts with the shortest makespan. tasks: without costs of rows.
 struct Sm90RowParts {
