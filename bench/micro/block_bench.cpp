@@ -89,7 +89,7 @@ void measure(const BlockOps<float>& ops, DType dtype, int dim) {
     std::printf("  %-16s %9.0f ns  %5.2f of the time of a product at peak\n", name, ns, ns * peak / flops);
   };
   if (ops.enter) ops.enter();
-  const cpu::Operand operand = ops.prepare(key_rows, keys, dim, true, true, scratch);
+  const cpu::Operand operand = ops.prepare(key_rows, keys, dim, {.dot = true, .mix = true}, scratch);
   product("dot", nanoseconds([&] { ops.dot(operand, panel, range, lanes, dim, tile); }));
   product("mix", nanoseconds([&] { ops.mix(operand, mixed, range, lanes, dim, acc); }));
   product("spread", nanoseconds([&] { ops.spread(spread, packed, range, lanes, dim, acc); }));
@@ -106,8 +106,8 @@ void measure(const BlockOps<float>& ops, DType dtype, int dim) {
            [&] { ops.probabilities(tile, range, lanes, cpu::ScoreScale<float>::of_dots(1), {}, nullptr, max, for_spread); });
   in_place("score_gradient", [&] { ops.score_gradient(scores, tile, range, lanes, sum, weights); });
   other("scale_lanes", nanoseconds([&] { ops.scale_lanes(acc, dim, lanes, factor); }));
-  other("prepare dot", nanoseconds([&] { ops.prepare(key_rows, keys, dim, true, false, scratch); }));
-  other("prepare mix", nanoseconds([&] { ops.prepare(key_rows, keys, dim, false, true, scratch); }));
+  other("prepare dot", nanoseconds([&] { ops.prepare(key_rows, keys, dim, {.dot = true}, scratch); }));
+  other("prepare mix", nanoseconds([&] { ops.prepare(key_rows, keys, dim, {.mix = true}, scratch); }));
   other("pack_panel", nanoseconds([&] { ops.pack_panel(lane_rows, dim, 1, panel); }));
   other("pack_rows", nanoseconds([&] { ops.pack_rows(lane_rows, dim, packed); }));
   other("row_dots", nanoseconds([&] { ops.row_dots(lane_rows, lane_rows, dim, factor); }));

@@ -140,21 +140,25 @@ class BackwardBlocks {
     if (for_keys && wants_.dv) pack_rows(dout_rows, s_.dim_v, *state.nonfinite_dout, state.dout_rows);
   }
 
-  /// Prepares a block of keys as operands `at`. mix: for dq too. drops: some pair of the block may be dropped.
-  void prepare(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int32_t block, bool mix, bool drops, int at,
+  struct BlockUse {
+    bool mix = false;    ///< for dq too
+    bool drops = false;  ///< some pair of the block may be dropped
+  };
+  /// Prepares a block of keys as operands `at`.
+  void prepare(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int32_t block, BlockUse use, int at,
                Worker& worker) const {
     const int keys = s_.block_keys(sequence, block);
     const std::int64_t key = std::int64_t{block} * s_.ops.block_kv;
     KeyRows k_rows = call.k.block(sequence, key, keys, kv_head);
-    worker.k[at] = s_.ops.prepare(k_rows, keys, s_.dim, true, mix, scratch(worker.k_scratch, at, s_.dim));
+    worker.k[at] = s_.ops.prepare(k_rows, keys, s_.dim, {.dot = true, .mix = use.mix}, scratch(worker.k_scratch, at, s_.dim));
     worker.nonfinite_k->clear();
-    if (mix && drops) worker.nonfinite_k->take(s_.ops, keys, s_.dim, worker.k_copy, k_rows);
+    if (use.mix && use.drops) worker.nonfinite_k->take(s_.ops, keys, s_.dim, worker.k_copy, k_rows);
     if (worker.nonfinite_k->any()) {
-      const Operand finite = s_.ops.prepare(k_rows, keys, s_.dim, false, true, worker.k_copy_scratch);
+      const Operand finite = s_.ops.prepare(k_rows, keys, s_.dim, {.mix = true}, worker.k_copy_scratch);
       worker.k[at].mix = finite.mix, worker.k[at].mix_stride = finite.mix_stride;
     }
     worker.v[at] =
-        s_.ops.prepare(call.v.block(sequence, key, keys, kv_head), keys, s_.dim_v, true, false, scratch(worker.v_scratch, at, s_.dim_v));
+        s_.ops.prepare(call.v.block(sequence, key, keys, kv_head), keys, s_.dim_v, {.dot = true}, scratch(worker.v_scratch, at, s_.dim_v));
   }
 
   /// The step of a tile and the block prepared as operands `at`: adds to dk and dv (unless null) and dq.
@@ -187,7 +191,7 @@ class BackwardBlocks {
     for (std::int32_t block = 0; (block = next_block(&state, 1, block)) != BlockCursor::none; ++block) {
       const KeyRange all{0, s_.block_keys(sequence, block)};
       const KeyRows rows = call.k.block(sequence, std::int64_t{block} * s_.ops.block_kv, all.end, kv_head);
-      const Operand k = s_.ops.prepare(rows, all.end, s_.dim, true, false, worker.k_scratch);
+      const Operand k = s_.ops.prepare(rows, all.end, s_.dim, {.dot = true}, worker.k_scratch);
       const bool partial = !state.cursor.full();
       if (partial && s_.tape.mask_is_ranges())
         s_.tape.lane_ranges(s_.frame(sequence, state.lanes, block, all), call.data, worker.first, worker.last, worker.tape_scratch);

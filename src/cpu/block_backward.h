@@ -132,7 +132,7 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardWork
     }
     for (std::int32_t block = 0; (block = next_block(worker.tiles, count, block)) != BlockCursor::none; ++block) {
       const bool drops = s_.drops_anywhere() || any_partial(worker.tiles, count, block);
-      blocks_.prepare(call, sequence, group.kv_head, block, wants_dq(), drops, 0, worker);
+      blocks_.prepare(call, sequence, group.kv_head, block, {.mix = wants_dq(), .drops = drops}, 0, worker);
       const NextKeys next = s_.next_keys(call.k, call.v, sequence, group.kv_head, block + 1);
       const KeySums<Real> of_block = sums ? sums_.at(*sums, std::int64_t{block} * s_.ops.block_kv) : KeySums<Real>{};
       for (int t = 0; t < count; ++t) {

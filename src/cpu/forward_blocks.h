@@ -94,11 +94,11 @@ class ForwardBlocks {
     const int keys = s_.block_keys(sequence, block);
     const std::int64_t key = std::int64_t{block} * s_.ops.block_kv;
     const KeyRows k_rows = call.k.block(sequence, key, keys, kv_head, worker.k_block);
-    worker.k = s_.ops.prepare(k_rows, keys, s_.dim, true, false, worker.k_scratch);
+    worker.k = s_.ops.prepare(k_rows, keys, s_.dim, {.dot = true}, worker.k_scratch);
     KeyRows v_rows = call.v.block(sequence, key, keys, kv_head, worker.v_block);
     worker.nonfinite_v->clear();
     if (drops) worker.nonfinite_v->take(s_.ops, keys, s_.dim_v, worker.v_copy, v_rows);
-    worker.v = s_.ops.prepare(v_rows, keys, s_.dim_v, false, true, worker.v_scratch);
+    worker.v = s_.ops.prepare(v_rows, keys, s_.dim_v, {.mix = true}, worker.v_scratch);
   }
 
   /// The step of a tile and the block that prepare() has prepared.

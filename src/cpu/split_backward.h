@@ -49,7 +49,7 @@ class SplitBackward final : public BlockBackward<Real> {
     const auto keys = std::min<std::int64_t>(sequence.seqlen_kv, std::int64_t{task.block_end} * s_.ops.block_kv) - first_key;
     sums_.clear(worker.own, keys);
     for (std::int32_t block = task.block_begin; block < task.block_end; ++block)
-      blocks_.prepare(call, sequence, group.kv_head, block, false, false, block - task.block_begin, worker);
+      blocks_.prepare(call, sequence, group.kv_head, block, {}, block - task.block_begin, worker);
     Tile& state = worker.tiles[0];
     for (std::int64_t t = group.tile_begin; t < group.tile_end; ++t) {
       const LaneTile& tile = work.tile(t);

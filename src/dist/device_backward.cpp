@@ -35,10 +35,10 @@ class DeviceBackward : DevicePass {
 
   void compute() {
     const bool trains = std::any_of(outputs_.dparams.begin(), outputs_.dparams.end(), [&](const auto& p) { return !c_.is_sink(p); });
-    request_ = request_for(false, trains);
+    request_ = request_for({.trains = trains});
     gather_queries();
     const Rows k_shard = rows_of(inputs_.k), v_shard = rows_of(inputs_.v);
-    gather_keys(k_shard, v_shard, false, false);
+    gather_keys(k_shard, v_shard, {});
     for (const Step& step : c_.mine.steps)
       gradients_.push_back({key_rows(step, c_.wide(), c_.shapes.head_dim), key_rows(step, c_.wide(), c_.shapes.head_dim_v)});
     if (!in_place()) {

@@ -26,7 +26,7 @@ class DeviceForward : DevicePass {
       finish(gather(c_.queries_to, c_.mine.queries, {{q_, buffer, false}}));
       q_ = buffer;
     }
-    gather_keys(rows_of(inputs_.k), rows_of(inputs_.v), kernels_wait_for_all(), by_copy_engines());
+    gather_keys(rows_of(inputs_.k), rows_of(inputs_.v), {.at_once = kernels_wait_for_all(), .in_slices = by_copy_engines()});
     const PartOrder& order = order_launches();
     if (!order.merged_q.empty()) {
       wide_ = query_rows(c_.wide(), c_.shapes.head_dim_v), sums_ = query_statistics(DType::f64);
@@ -112,7 +112,7 @@ class DeviceForward : DevicePass {
   /// Only Hopper's kernels read keys in ranges: elsewhere rows of queries meet their keys in several parts.
   const PartOrder& order_launches() {
     if (!buffers_.rehearses()) return plans_.order;
-    OrderRequest request = request_for(true, false);
+    OrderRequest request = request_for({.forward = true});
     const PartOrder& order = order_by(request);
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
       if (!order.launches[number].spread()) continue;

@@ -52,15 +52,15 @@ const PartOrder& DevicePass::order_by(const OrderRequest& request) {
   return plans_.order;
 }
 
-OrderRequest DevicePass::request_for(bool forward, bool trains) const {
-  return {.forward = forward,
+OrderRequest DevicePass::request_for(PassKind kind) const {
+  return {.forward = kind.forward,
           .whole_rows = in_place(),
           .spread = in_place() && c_.transport->carries_device_memory(),
           .closed_sequences =
-              c_.packed() && in_place(0) && c_.workload.self_attention() && !c_.reads_batch && c_.attention.dropout_p == 0 && !trains,
-          .transfer_pairs = transfer_pairs(c_, forward),
+              c_.packed() && in_place(0) && c_.workload.self_attention() && !c_.reads_batch && c_.attention.dropout_p == 0 && !kind.trains,
+          .transfer_pairs = transfer_pairs(c_, kind.forward),
           .leaves_multiprocessors = c_.transport->multiprocessors() > 0,
-          .returns_early = !forward && by_copy_engines()};
+          .returns_early = !kind.forward && by_copy_engines()};
 }
 
 /// Launches beside transfers leave multiprocessors to these: a CTA that waits for one would be late by the whole transfer.
@@ -105,12 +105,12 @@ Part DevicePass::part_of(std::size_t number) const {
           .number = static_cast<std::uint16_t>(number + 1)};
 }
 
-void DevicePass::gather_keys(const Rows& k_shard, const Rows& v_shard, bool at_once, bool in_slices) {
+void DevicePass::gather_keys(const Rows& k_shard, const Rows& v_shard, GatherUse use) {
   std::int64_t received = 0;
   for (std::size_t i = 1; i < c_.mine.steps.size(); ++i) received += c_.mine.steps[i].rows;
   const std::int64_t row_bytes = heads(true).size() * (k_shard.dim + v_shard.dim) * static_cast<std::int64_t>(size_of(k_shard.dtype));
   const DeviceBuffers::DoubleBuffered received_keys(
-      buffers_, in_slices && by_copy_engines() && double_buffers_keys(c_.batch() * received * row_bytes));
+      buffers_, use.in_slices && by_copy_engines() && double_buffers_keys(c_.batch() * received * row_bytes));
   k_received_ = memory_.rows(k_shard.dtype, c_.batch(), received, heads(true).size(), k_shard.dim);
   v_received_ = memory_.rows(v_shard.dtype, c_.batch(), received, heads(true).size(), v_shard.dim);
   received = 0;
@@ -118,7 +118,7 @@ void DevicePass::gather_keys(const Rows& k_shard, const Rows& v_shard, bool at_o
   for (std::size_t i = 0; i < c_.mine.steps.size(); ++i) {
     const Step& step = c_.mine.steps[i];
     Keys& of_step = keys_.emplace_back();
-    of_step.gather = at_once ? std::min<std::size_t>(i, 1) : i;
+    of_step.gather = use.at_once ? std::min<std::size_t>(i, 1) : i;
     if (in_place(i)) {
       of_step.k = k_shard, of_step.v = v_shard;
       continue;
@@ -129,11 +129,12 @@ void DevicePass::gather_keys(const Rows& k_shard, const Rows& v_shard, bool at_o
       const Range rows{received, received + step.rows};
       of_step.k = k_received_.slice(rows), of_step.v = v_received_.slice(rows), of_step.first_row = received;
       received = rows.end;
-      if (at_once) continue;
+      if (use.at_once) continue;
     }
-    gathers_[i] = {gather(c_.keys_to[i], step.keys, {{k_shard, of_step.k, true}, {v_shard, of_step.v, true}}, in_slices && i > 0), true};
+    gathers_[i] = {gather(c_.keys_to[i], step.keys, {{k_shard, of_step.k, true}, {v_shard, of_step.v, true}}, use.in_slices && i > 0),
+                   true};
   }
-  if (at_once && c_.mine.steps.size() > 1) gather_at_once(k_shard, v_shard, in_slices);
+  if (use.at_once && c_.mine.steps.size() > 1) gather_at_once(k_shard, v_shard, use.in_slices);
 }
 
 /// In the order of the steps, in which a rehearsal took the memory of messages: nearer ranks come first there, too.

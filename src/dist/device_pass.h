@@ -48,8 +48,11 @@ class DevicePass : protected RankPass {
 
   /// Orders the launches and drops all plans.
   const PartOrder& order_by(const OrderRequest& request);
-  /// trains: gradients of parameters are wanted, which are not summed over packed sequences.
-  OrderRequest request_for(bool forward, bool trains) const;
+  struct PassKind {
+    bool forward = false;
+    bool trains = false;  ///< gradients of parameters are wanted, which are not summed over packed sequences
+  };
+  OrderRequest request_for(PassKind kind) const;
 
   template <class Inputs, class Outputs>
   void launch(std::size_t number, const Inputs& inputs, const Outputs& outputs) {
@@ -91,8 +94,12 @@ class DevicePass : protected RankPass {
     Gather gather;
     bool waits = false;
   };
-  /// Starts the gathers. at_once: one for all steps after the first. in_slices: heads may come in groups.
-  void gather_keys(const Rows& k_shard, const Rows& v_shard, bool at_once, bool in_slices);
+  struct GatherUse {
+    bool at_once = false;    ///< one gather for all steps after the first
+    bool in_slices = false;  ///< heads may come in groups
+  };
+  /// Starts the gathers.
+  void gather_keys(const Rows& k_shard, const Rows& v_shard, GatherUse use);
   KeyGather& gather_of(std::size_t step) { return gathers_[keys_[step].gather]; }
   void arrive(std::size_t step) {
     KeyGather& of_step = gather_of(step);

@@ -71,7 +71,8 @@ class Bf16OpsTest : public testing::TestWithParam<Case> {
     return {pointers_.data(), padded_lanes, stride, DType::bf16};
   }
   Operand operand(const std::vector<Bits>& rows) {
-    return ops.prepare({rows.data(), row_stride, stride, DType::bf16}, keys, dim, true, true, memory<char>(ops.operand_bytes(dim)));
+    return ops.prepare({rows.data(), row_stride, stride, DType::bf16}, keys, dim, {.dot = true, .mix = true},
+                       memory<char>(ops.operand_bytes(dim)));
   }
   float* random_tile() {
     float* tile = memory<float>(static_cast<std::size_t>(ops.block_kv * ld) * 4);

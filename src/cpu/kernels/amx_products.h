@@ -26,10 +26,10 @@ struct AmxProducts {
 
   static std::size_t operand_bytes(int dim) { return 2 * copy_bytes(dim); }
 
-  static Operand prepare(const KeyRows& rows, int keys, int dim, bool for_dot, bool for_mix, void* scratch) {
+  static Operand prepare(const KeyRows& rows, int keys, int dim, OperandUse use, void* scratch) {
     Operand operand;
     const BlockRow row{rows, keys};
-    if (for_dot) {
+    if (use.dot) {
       // Tile loads are slow from rows a multiple of 2 KB apart.
       const bool in_place = rows.stride == 1 && dim % kStep == 0 && keys % 16 == 0 && (rows.row_stride * 2) % 2048 != 0;
       operand = {rows.data, rows.row_stride, nullptr, 0};
@@ -38,7 +38,7 @@ struct AmxProducts {
         copy_rows_bf16(round_up(keys, 16), dim, row, rows.stride, static_cast<std::uint16_t*>(scratch), operand.dot_stride);
       }
     }
-    if (for_mix) {
+    if (use.mix) {
       Pair* columns = reinterpret_cast<Pair*>(static_cast<char*>(scratch) + copy_bytes(dim));
       operand.mix = columns;
       operand.mix_stride = kBlockKv;

@@ -58,6 +58,10 @@ struct KeyRowsOut {
   DType dtype;
 };
 
+/// What a block is prepared for.
+struct OperandUse {
+  bool dot = false, mix = false;
+};
 /// A block of k or v prepared for dot and mix. Strides in elements of the table's own layout.
 struct Operand {
   const void* dot = nullptr;
@@ -202,7 +206,7 @@ struct BlockOps {
   /// Whether all elements are finite.
   bool (*finite)(const LaneRows& rows, int dim);
   /// The first `keys` rows, for dot, mix or both; copied to `scratch` (operand_bytes) where they cannot be used in place.
-  Operand (*prepare)(const KeyRows& rows, int keys, int dim, bool for_dot, bool for_mix, void* scratch);
+  Operand (*prepare)(const KeyRows& rows, int keys, int dim, OperandUse use, void* scratch);
 
   // The three products.
   void (*dot)(const Operand& keys, const void* panel, KeyRange range, int lanes, int dim, Real* tile);

@@ -22,16 +22,16 @@ struct Dpbf16Products {
 
   /// dot reads rows in place where they are contiguous, of even length, and not a multiple of 2 KB apart (they would map to a few sets of L1).
   /// Pairs of rows for mix are always packed.
-  static Operand prepare(const KeyRows& rows, int keys, int dim, bool for_dot, bool for_mix, void* scratch) {
+  static Operand prepare(const KeyRows& rows, int keys, int dim, OperandUse use, void* scratch) {
     Operand operand;
     const BlockRow row{rows, keys};
-    if (for_dot) {
+    if (use.dot) {
       const bool in_place = rows.stride == 1 && dim % 2 == 0 && (rows.row_stride * 2) % 2048 != 0;
       operand.dot = in_place ? rows.data : scratch;
       operand.dot_stride = in_place ? rows.row_stride : round_up(dim, 32);
       if (!in_place) copy_rows_bf16(keys, dim, row, rows.stride, static_cast<std::uint16_t*>(scratch), operand.dot_stride);
     }
-    if (for_mix) {
+    if (use.mix) {
       Pair* pairs = reinterpret_cast<Pair*>(static_cast<char*>(scratch) + copy_bytes(dim));
       operand.mix = pairs;
       operand.mix_stride = padded_dim(dim);

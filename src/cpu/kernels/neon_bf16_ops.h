@@ -55,18 +55,18 @@ struct NeonBf16Ops : LaneOps<NeonF32, 64> {
   static bool finite(const LaneRows& rows, int dim) { return finite_rows<V>(rows, dim); }
 
   /// dot reads contiguous rows of even length in place; pairs of rows for mix are always packed.
-  static Operand prepare(const KeyRows& rows, int keys, int dim, bool for_dot, bool for_mix, void* scratch) {
+  static Operand prepare(const KeyRows& rows, int keys, int dim, OperandUse use, void* scratch) {
     Operand operand;
     const auto row = [&](int key) { return static_cast<const std::uint16_t*>(rows.data) + key * rows.row_stride; };
-    if (for_dot && rows.stride == 1 && dim % 2 == 0) {
+    if (use.dot && rows.stride == 1 && dim % 2 == 0) {
       operand.dot = rows.data, operand.dot_stride = rows.row_stride;
-    } else if (for_dot) {
+    } else if (use.dot) {
       std::uint16_t* copy = static_cast<std::uint16_t*>(scratch);
       operand.dot = copy, operand.dot_stride = padded_dim(dim);
       for (int key = 0; key < keys; ++key)
         for (int d = 0; d < padded_dim(dim); ++d) copy[key * operand.dot_stride + d] = element(row(key), rows.stride, d, dim);
     }
-    if (for_mix) {
+    if (use.mix) {
       Pair* pairs = reinterpret_cast<Pair*>(static_cast<char*>(scratch) + copy_bytes(dim));
       operand.mix = pairs, operand.mix_stride = padded_dim(dim);
       for (int key = 0; key < keys; key += 2)

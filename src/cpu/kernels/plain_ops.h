@@ -23,7 +23,7 @@ struct PlainOps : LaneOps<V, TileLanes> {
   }
   static void pack_rows(const LaneRows& rows, int dim, void* packed) { copy_lane_rows<V>(rows, dim, static_cast<Real*>(packed)); }
   static bool finite(const LaneRows& rows, int dim) { return finite_rows<V>(rows, dim); }
-  static Operand prepare(const KeyRows& rows, int keys, int dim, bool, bool, void* scratch) {
+  static Operand prepare(const KeyRows& rows, int keys, int dim, OperandUse, void* scratch) {
     const bool own_type = rows.dtype == (sizeof(Real) == 8 ? DType::f64 : DType::f32);
     // Rows a multiple of 4 KB apart map to the same sets of L1 and would evict each other.
     const bool aliases =

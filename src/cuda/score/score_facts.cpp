@@ -51,7 +51,7 @@ std::vector<PairTile> find_pair_tiles(const Problem& p) {
   const Writer writer(p, program);
   std::vector<PairTile> tiles;
   for (ValueId id = 0; id < program.size() && tiles.size() < max_pair_tiles; ++id)
-    if (auto tile = writer.tile_of(id)) tiles.push_back(*std::move(tile));
+    if (auto tile = writer.tile_of(id, {})) tiles.push_back(*std::move(tile));
   return tiles;
 }
 
@@ -61,8 +61,8 @@ std::vector<PairTile> find_transposed_pair_tiles(const Problem& p) {
   const auto forms = scoring::column_forms(program, p.attention.kv_offset);
   std::vector<PairTile> tiles;
   for (ValueId id = 0; id < program.size() && tiles.size() < max_pair_tiles; ++id) {
-    auto tile = writer.tile_of(id, true);
-    if (!tile) tile = writer.tile_of(id, true, true);
+    auto tile = writer.tile_of(id, {.transposed = true});
+    if (!tile) tile = writer.tile_of(id, {.transposed = true, .stairs = true});
     if (!tile) continue;
     const scoring::ColumnForm& form = forms[program[id].index[static_cast<std::size_t>(tile->column)]];
     if (tile->wraps && form.repeats) tile->keys = scoring::ColumnForm::period;

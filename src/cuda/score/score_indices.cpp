@@ -58,12 +58,12 @@ std::string Writer::offset_text(const Instr& instr) const {
   return offset;
 }
 
-std::optional<PairTile> Writer::tile_of(ValueId id, bool transposed, bool stairs) const {
+std::optional<PairTile> Writer::tile_of(ValueId id, TileUse use) const {
   const Instr& instr = program_[id];
   if (instr.op != Op::read || instr.type == Type::boolean) return {};
   const problem::TensorSpec& tensor = problem_.param(instr.param).tensor;
   const auto bytes = static_cast<int>(size_of(tensor.dtype));
-  if (bytes > 4 || (bytes == 1 && (transposed || tensor.dtype == DType::i8)) || !tensor.aligned)
+  if (bytes > 4 || (bytes == 1 && (use.transposed || tensor.dtype == DType::i8)) || !tensor.aligned)
     return {};  // bytes: widened without a sign only
   PairTile tile{id, static_cast<std::size_t>(instr.param), bytes, -1, -1, 0, 0, {}};
   const std::int64_t piece = 16 / tile.element_bytes;  // where TMA boxes may begin
@@ -88,7 +88,7 @@ std::optional<PairTile> Writer::tile_of(ValueId id, bool transposed, bool stairs
       tile.column = static_cast<int>(d), tile.columns = count, tile.wraps = true;
       continue;
     }
-    if (stairs && tile.column < 0 && tensor.strides[d] == 1 && tile.element_bytes == 4 && forms_[index].stairs &&
+    if (use.stairs && tile.column < 0 && tensor.strides[d] == 1 && tile.element_bytes == 4 && forms_[index].stairs &&
         !program_.depends_on(index, scoring::depends_q)) {
       tile.column = static_cast<int>(d), tile.columns = count, tile.stairs = true;
       continue;

@@ -140,8 +140,12 @@ class Writer {
   /// Where a read's element is, in elements.
   std::string offset_text(const Instr& instr) const;
 
-  /// A read as tiles, if TMA can load it so. transposed: for a kernel whose rows are keys; stairs: PairTile::stairs is allowed.
-  std::optional<PairTile> tile_of(ValueId id, bool transposed = false, bool stairs = false) const;
+  struct TileUse {
+    bool transposed = false;  ///< by a kernel whose rows are keys
+    bool stairs = false;      ///< PairTile::stairs is allowed
+  };
+  /// A read as tiles, if TMA can load it so.
+  std::optional<PairTile> tile_of(ValueId id, TileUse use) const;
 
   /// The offset in bytes, as an origin that the pairs of a thread share and a step from there; no step where an index may be clamped.
   std::pair<std::string, std::string> bytes_from_origin(const Instr& instr) const;
