@@ -48,9 +48,9 @@ jit::KernelSource collect_sm90_source(const problem::Problem& p, const Sm90Colle
       .set("kPairStages", 0)
       .set("kSplitsGroups", false)
       .set("kReproducible", false);
-  source.constants.set("kCollects", true).set("kCollectsTerms", true).set("kProducerRegisters", config.producer_registers);
+  source.constants.set("kCollects", true).set("kCollectsTerms", true);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
-  source.constants.set("kConsumerRegisters", (3 * 168 - config.producer_registers) / 2);
+  source.constants.set("kProducerRegisters", config.producer_registers).set("kConsumerRegisters", config.consumer_registers);
   return source;
 }
 

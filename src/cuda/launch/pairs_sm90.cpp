@@ -7,24 +7,6 @@
 #include "cuda/score/score_emit.h"
 
 namespace foveal::cuda {
-namespace {
-
-using scoring::Op;
-
-/// Does what is read for each pair depend on who shares the gradient's elements?
-bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read) {
-  unsigned shared_by = 0;
-  if (!read.reads_batch) shared_by |= scoring::depends_batch;
-  if (!read.reads_head) shared_by |= scoring::depends_head;
-  const scoring::Program& program = p.score->backward;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const unsigned pair = program.depends[i] & (scoring::depends_q | scoring::depends_kv);
-    if (program.code[i].op == Op::read && pair == (scoring::depends_q | scoring::depends_kv) && program.depends[i] & shared_by) return true;
-  }
-  return false;
-}
-
-}  // namespace
 
 std::optional<std::string> PairsSm90::refuses(const problem::Problem& p) {
   const Sm90PairsConfig config = sm90_pairs_config(p);
@@ -94,9 +76,9 @@ jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool 
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
   source.constants.set_type("Gradient", element_type(p.params[static_cast<std::size_t>(read.param)].gradient.dtype));
   source.constants.set("kPairsOwnBatch", read.reads_batch).set("kPairsOwnHead", read.reads_head);
-  const bool narrow = config.block_kv == 64, differ = reads_differ(p, read);
-  source.constants.set("kHoldPairs", !differ && (narrow || is_light(p))).set("kPairsDiffer", differ).set("kCovers", covers);
-  source.constants.set("kProducerRegisters", narrow ? 72 : 56).set("kConsumerRegisters", narrow ? 216 : 224);
+  const bool differ = pair_reads_differ(p, read);
+  source.constants.set("kHoldPairs", !differ && (config.is_narrow() || is_light(p))).set("kPairsDiffer", differ).set("kCovers", covers);
+  source.constants.set("kProducerRegisters", config.producer_registers()).set("kConsumerRegisters", config.consumer_registers());
   return source;
 }
 

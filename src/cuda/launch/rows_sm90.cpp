@@ -47,7 +47,7 @@ jit::KernelSource rows_sm90_source(const problem::Problem& p, const Sm90RowsConf
   source.score = emit_score(p, {.pairs = true, .rows = config.reads, .band = sm90_mask(p).tiles != Sm90Tiles::list});
   source.constants.set("kConsumers", config.consumers).set("kStages", config.stages);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
-  source.constants.set("kProducerRegisters", config.consumers == 2 ? 40 : 56).set("kConsumerRegisters", config.consumers == 2 ? 232 : 240);
+  source.constants.set("kProducerRegisters", config.producer_registers()).set("kConsumerRegisters", config.consumer_registers());
   return source;
 }
 

@@ -11,6 +11,12 @@ namespace {
 
 bool result_depends_on_head(const Program& program) { return program.depends_on(program.outputs[0], scoring::depends_head); }
 
+/// Does it read an element for each pair?
+bool is_pair_read(const Program& program, ValueId id) {
+  constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv;
+  return program[id].op == Op::read && (program.depends_of(id) & pair) == pair;
+}
+
 }  // namespace
 
 bool evaluates_special_functions(const Problem& p) {
@@ -32,12 +38,21 @@ bool is_light(const Problem& p) {
   return true;
 }
 
+bool pair_reads_differ(const Problem& p, const scoring::TrainableRead& read) {
+  unsigned shared_by = 0;
+  if (!read.reads_batch) shared_by |= scoring::depends_batch;
+  if (!read.reads_head) shared_by |= scoring::depends_head;
+  const Program& program = program_of(p);
+  for (ValueId id = 0; id < program.size(); ++id)
+    if (is_pair_read(program, id) && program.depends_on(id, shared_by)) return true;
+  return false;
+}
+
 bool reads_pairs(const Problem& p, std::uint8_t ignored, const std::vector<PairTile>& tiles) {
   const Program& program = program_of(p);
-  constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv;
   for (ValueId id = 0; id < program.size(); ++id) {
     const auto same = [&](const PairTile& tile) { return tile.read == id; };
-    if (program[id].op == Op::read && (program.depends_of(id) & (pair | ignored)) == pair && scoring::varies(program, id) == Varies::pair &&
+    if (is_pair_read(program, id) && !program.depends_on(id, ignored) && scoring::varies(program, id) == Varies::pair &&
         std::none_of(tiles.begin(), tiles.end(), same))
       return true;
   }

@@ -45,6 +45,8 @@ std::vector<PairTile> find_transposed_pair_tiles(const problem::Problem& problem
 bool evaluates_special_functions(const problem::Problem& problem);
 /// Is the score only added to and multiplied? Other scores need more registers.
 bool is_light(const problem::Problem& problem);
+/// Does what the score reads for each pair differ among the batch entries or heads that share the elements of a trained read's gradient?
+bool pair_reads_differ(const problem::Problem& problem, const scoring::TrainableRead& read);
 /// Does the score read an element of a parameter per pair? Ignores reads that depend on the symbols `ignored`, and those of `tiles`.
 bool reads_pairs(const problem::Problem& problem, std::uint8_t ignored = 0, const std::vector<PairTile>& tiles = {});
 /// Does it read such elements that all sequences share? Then the tasks of one head should follow each other.

@@ -194,7 +194,7 @@ void Sm90BackwardConfig::set(jit::Constants& constants) const {
       .set("kPairStages", pair_stages)
       .set("kSplitsGroups", group_tasks > 1)
       .set("kProducerRegisters", producer_registers)
-      .set("kConsumerRegisters", (3 * 168 - producer_registers) / 2);
+      .set("kConsumerRegisters", sm90_consumer_registers(producer_registers));
 }
 
 const char* sm90_backward_kernel(const problem::Problem& p) { return p.head_dim > 128 ? "backward_wide_sm90" : "backward_sm90"; }

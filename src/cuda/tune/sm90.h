@@ -30,6 +30,9 @@ struct Sm90Mask {
 };
 Sm90Mask sm90_mask(const problem::Problem& problem);
 
+/// Per thread of two warpgroups, when the producer warpgroup keeps these of the 3 x 168 that a launch of 384 threads gives.
+constexpr int sm90_consumer_registers(int producer_registers) { return (3 * 168 - producer_registers) / 2; }
+
 struct Sm90ForwardConfig {
   int block_kv = 128;
   int consumers = 2;  ///< warpgroups of 64 rows
@@ -99,7 +102,8 @@ struct Sm90BackwardConfig {
 
 /// Configuration of the pass that collects gradients of parameters after the backward kernel.
 struct Sm90CollectConfig {
-  static constexpr int block_q = 64, block_kv = 128, threads = 384, producer_registers = 72;
+  static constexpr int block_q = 64, block_kv = 128, threads = 384;
+  static constexpr int producer_registers = 72, consumer_registers = sm90_consumer_registers(producer_registers);
   int stages;
   StagedReads staged;
   LineValues lines;
@@ -118,6 +122,8 @@ struct Sm90RowsConfig {
 
   int block_q() const { return 64 * consumers; }
   int threads() const { return 128 * (1 + consumers); }
+  int producer_registers() const { return consumers == 2 ? 40 : 56; }
+  int consumer_registers() const { return consumers == 2 ? sm90_consumer_registers(producer_registers()) : 240; }
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };
 
@@ -131,6 +137,9 @@ struct Sm90PairsConfig {
   std::vector<PairTile> tiles;  ///< reads that come as tiles
   int pair_stages;              ///< of these, each 64 keys wide
 
+  bool is_narrow() const { return block_kv == 64; }
+  int producer_registers() const { return is_narrow() ? 72 : 56; }
+  int consumer_registers() const { return sm90_consumer_registers(producer_registers()); }
   unsigned shared_bytes(const problem::Problem& problem) const;
 };
 
