@@ -9,7 +9,7 @@
 
 namespace foveal::cuda {
 
-/// A row of a table. The first row that applies and has a configuration that fits is taken, with the first such configuration.
+/// A row of a table. The first row that applies and has a legal configuration is taken, with the first such configuration.
 template <class Facts, class Config>
 struct Row {
   bool (*applies)(const Facts&);
@@ -24,13 +24,15 @@ inline constexpr const char* notes = "docs/lab/gpu.md";
 inline bool fits(const problem::Problem& p, const auto& config) { return config.shared_bytes(p) <= sm90_shared_limit; }
 
 /// The configurations of the first row that has some.
-template <class Facts, class Config, class Complete>
-std::vector<Chosen<Config>> chosen_of(const std::vector<Row<Facts, Config>>& rows, const Facts& facts, const Complete& complete) {
+template <class Facts, class Config, class Complete, class Illegal>
+std::vector<Chosen<Config>> chosen_of(const std::vector<Row<Facts, Config>>& rows, const Facts& facts, const Complete& complete,
+                                      const Illegal& illegal) {
   std::vector<Chosen<Config>> chosen;
   for (const Row<Facts, Config>& row : rows) {
     if (!row.applies(facts)) continue;
     for (const Config& config : row.configs)
-      if (const auto whole = complete(facts, config)) chosen.push_back({*whole, base::join(row.why, " (", row.measured, ")")});
+      if (const auto whole = complete(facts, config); whole && !illegal(*whole))
+        chosen.push_back({*whole, base::join(row.why, " (", row.measured, ")")});
     if (!chosen.empty()) break;
   }
   return chosen;

@@ -207,7 +207,9 @@ const std::vector<Sm80Row>& table_of(Sm80Kernel kernel) {
 
 /// The configurations of the first row that applies, also those that do not fit shared memory.
 std::vector<Chosen<Sm80Config>> chosen_for(const Sm80Facts& facts, Sm80Kernel kernel) {
-  return chosen_of(table_of(kernel), facts, [](const Sm80Facts&, const Sm80Config& config) { return std::optional(config); });
+  return chosen_of(
+      table_of(kernel), facts, [](const Sm80Facts&, const Sm80Config& config) { return std::optional(config); },
+      [](const Sm80Config&) { return std::optional<std::string>(); });  // depends on the device
 }
 
 /// The candidates of a kernel, best first, and why.

@@ -84,7 +84,8 @@ const std::vector<BackwardRow>& backward_rows() {
   return rows;
 }
 
-std::optional<Sm90BackwardConfig> complete(const BackwardFacts& f, Sm90BackwardConfig config) {
+/// With what follows from the fields that are chosen and tuned. Nothing where these do not fit.
+std::optional<Sm90BackwardConfig> completed(const BackwardFacts& f, Sm90BackwardConfig config) {
   const problem::Problem& p = f.p;
   const bool loads_more = f.dim <= 64 && config.pair_stages > 0 && config.block_q == 64;  // the warp that loads is one of the helpers
   config.producer_registers = producer_registers(f, f.helpers || loads_more);
@@ -101,7 +102,9 @@ std::optional<Sm90BackwardConfig> complete(const BackwardFacts& f, Sm90BackwardC
   return config;
 }
 
-std::vector<Chosen<Sm90BackwardConfig>> backward_chosen(const BackwardFacts& f) { return chosen_of(backward_rows(), f, complete); }
+std::vector<Chosen<Sm90BackwardConfig>> backward_chosen(const BackwardFacts& f) {
+  return chosen_of(backward_rows(), f, completed, [&](const Sm90BackwardConfig& config) { return sm90_illegal(f.p, f.plan, config); });
+}
 
 }  // namespace
 
@@ -112,7 +115,7 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
 std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& p, const ReadPlan& plan, const std::string& device) {
   const BackwardFacts facts{p, plan};
   return choice(
-      p, device, "sm90.backward", backward_chosen(facts), [&](const Sm90BackwardConfig& config) { return complete(facts, config); },
+      p, device, "sm90.backward", backward_chosen(facts), [&](const Sm90BackwardConfig& config) { return completed(facts, config); },
       [&](const Sm90BackwardConfig& config) { return sm90_illegal(p, plan, config); });
 }
 
@@ -120,7 +123,7 @@ std::optional<std::string> sm90_illegal(const problem::Problem& p, const ReadPla
   const BackwardFacts f{p, plan};
   if (config.block_kv != (p.head_dim > 128 ? 64 : 128)) return base::join("block_kv is ", p.head_dim > 128 ? 64 : 128, " at this head_dim");
   if (config.block_q != 64 && config.block_q != 128) return "block_q is 64 or 128";
-  if (config.block_q == 128 && (f.dim > 64 || !f.only_sums())) return "registers do not suffice for 128 queries";
+  if (config.block_q == 128 && (f.dim > 64 || (f.collects && !f.only_sums()))) return "registers do not suffice for 128 queries";
   if (config.stages != 2) return "stages are 2";
   if (config.pair_stages < 0 || config.pair_stages > 2 || (config.pair_stages > 0 && f.pair_tiles.empty()))
     return "pair_stages are 0 to 2, and 0 where no read comes as tiles";
@@ -137,7 +140,7 @@ std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& p, c
   for (const int block_q : {64, 128})
     for (const int pair_stages : {0, 1, 2})
       for (int tasks = 0; tasks <= (p.group_size > 1 ? p.group_size : 0); ++tasks) {
-        const auto config = complete(
+        const auto config = completed(
             facts, {.block_q = block_q, .block_kv = p.head_dim > 128 ? 64 : 128, .pair_stages = pair_stages, .group_tasks = tasks});
         if (config && !sm90_illegal(p, plan, *config)) add_new(*config, space);
       }

@@ -182,46 +182,6 @@ const std::vector<ForwardRow>& forward_rows() {
   return rows;
 }
 
-/// As many stages as there is room for.
-std::optional<Sm90ForwardConfig> packed(const ForwardFacts& f, Sm90ForwardConfig config) {
-  config.packed_heads = static_cast<int>(f.p.group_size);
-  config.paged = f.p.paged;
-  config.row_values = find_long_row_values(f.p);
-  if (f.p.group_size == 1) config.lines = f.lines;  // of one head
-  while (!fits(f.p, config)) {
-    if (config.stages > 2) {
-      --config.stages;
-    } else if (config.query_stages > 1) {
-      config.query_stages = 1;
-    } else {
-      return std::nullopt;  // no room even so: tiles of one head
-    }
-  }
-  return config;
-}
-
-/// Shared memory beside K and V, in this order: tables that pairs read at any index (without them each pair gathers from L2, 20 times the plain pass for a table
-/// that a matrix of integers indexes), stages of the tiles of reads of one element per pair, the queries of the next task.
-Sm90ForwardConfig with_pair_tiles_and_tables(const ForwardFacts& f, const Sm90ForwardConfig& config) {
-  Sm90ForwardConfig best = config;
-  bool any = false;
-  const auto consider = [&](int pair_stages, int query_stages) {
-    Sm90ForwardConfig tried = config;
-    tried.query_stages = std::min(config.query_stages, query_stages);
-    if (pair_stages > 0) tried.pair_stages = pair_stages, tried.tiles = f.pair_tiles;
-    const std::size_t taken = tried.shared_bytes(f.p);
-    if (taken > sm90_shared_limit) return;
-    tried.tables = sm90_fitting_tables(f.p, tried.tiles, sm90_shared_limit - taken);
-    if (any && tried.tables.size() <= best.tables.size()) return;
-    best = tried;
-    any = true;
-  };
-  if (!f.pair_tiles.empty())
-    for (const auto& [pair_stages, query_stages] : {std::pair{2, 2}, {2, 1}, {1, 2}, {1, 1}}) consider(pair_stages, query_stages);
-  for (int query_stages = config.query_stages; query_stages >= 1; --query_stages) consider(0, query_stages);
-  return best;
-}
-
 /// Lines, and offsets that tensor cores can add as columns beside the head dim.
 void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.lines = f.lines;
@@ -231,36 +191,57 @@ void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.lines.checked = true;
 }
 
-/// Whether offsets come first, now that it is known which tables fit shared memory, and the row values that threads keep.
-void take_offsets_and_rows(const ForwardFacts& f, Sm90ForwardConfig& config) {
+/// With what follows from the fields that are chosen and tuned, which stay as they are. Nothing where these do not fit.
+std::optional<Sm90ForwardConfig> completed(const ForwardFacts& f, Sm90ForwardConfig config) {
+  config.paged = f.p.paged || f.p.spread;
+  if (config.packed_heads == 1) take_lines(f, config);  // of one head
+  if (config.pair_stages > 0) config.tiles = f.pair_tiles;
+  const std::size_t taken = config.shared_bytes(f.p);
+  if (taken > sm90_shared_limit) return std::nullopt;
+  if (!config.is_decode()) config.tables = sm90_fitting_tables(f.p, config.tiles, sm90_shared_limit - taken);
   config.offsets_first = f.offsets_first && config.consumers == 3 && offsets_come_first(f.p, config.tiles, config.tables);
   config.row_values = config.offsets_first ? find_row_values(f.p) : find_long_row_values(f.p);
+  return config;
 }
 
-std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardConfig config) {
-  take_lines(f, config);
-  config.paged = f.p.paged || f.p.spread;
-  config = with_pair_tiles_and_tables(f, config);
-  take_offsets_and_rows(f, config);
-  if (config.consumers == 3 && f.offsets_first && !config.offsets_first) return std::nullopt;  // no registers for reads of pairs
-  return fits(f.p, config) ? std::optional(config) : std::nullopt;
+/// Decode: all heads of a group, and as many stages as there is room for. Nothing: no room even so, and tiles have one head.
+std::optional<Sm90ForwardConfig> with_heads_and_stages(const ForwardFacts& f, Sm90ForwardConfig config) {
+  config.packed_heads = static_cast<int>(f.p.group_size);
+  for (;;) {
+    if (auto whole = completed(f, config)) return whole;
+    if (config.stages > 2) {
+      --config.stages;
+    } else if (config.query_stages > 1) {
+      config.query_stages = 1;
+    } else {
+      return std::nullopt;
+    }
+  }
+}
+
+/// Shared memory beside K and V, in this order: tables that pairs read at any index (without them each pair gathers from L2, 20 times the plain pass for a table
+/// that a matrix of integers indexes), stages of the tiles of reads of one element per pair, the queries of the next task.
+std::optional<Sm90ForwardConfig> with_pair_tiles_and_tables(const ForwardFacts& f, const Sm90ForwardConfig& config) {
+  std::optional<Sm90ForwardConfig> best;
+  const auto consider = [&](int pair_stages, int query_stages) {
+    Sm90ForwardConfig tried = config;
+    tried.pair_stages = pair_stages;
+    tried.query_stages = std::min(config.query_stages, query_stages);
+    auto whole = completed(f, tried);
+    if (whole && (!best || whole->tables.size() > best->tables.size())) best = std::move(whole);
+  };
+  if (!f.pair_tiles.empty())
+    for (const auto& [pair_stages, query_stages] : {std::pair{2, 2}, {2, 1}, {1, 2}, {1, 1}}) consider(pair_stages, query_stages);
+  for (int query_stages = config.query_stages; query_stages >= 1; --query_stages) consider(0, query_stages);
+  return best;
 }
 
 std::vector<Chosen<Sm90ForwardConfig>> forward_chosen(const ForwardFacts& f) {
+  const auto illegal = [&](const Sm90ForwardConfig& config) { return sm90_illegal(f.p, config); };
   if (f.is_decode())
-    if (auto chosen = chosen_of(decode_rows(), f, packed); !chosen.empty()) return chosen;
-  if (auto chosen = chosen_of(offset_rows(), f, whole_heads); !chosen.empty()) return chosen;
-  return chosen_of(forward_rows(), f, whole_heads);
-}
-
-/// Completes a tuned configuration without changing its fields.
-std::optional<Sm90ForwardConfig> completed(const ForwardFacts& f, Sm90ForwardConfig config) {
-  if (config.packed_heads == 1) take_lines(f, config);
-  if (config.pair_stages > 0) config.tiles = f.pair_tiles;
-  if (!fits(f.p, config)) return std::nullopt;
-  if (!config.is_decode()) config.tables = sm90_fitting_tables(f.p, config.tiles, sm90_shared_limit - config.shared_bytes(f.p));
-  take_offsets_and_rows(f, config);
-  return config;
+    if (auto chosen = chosen_of(decode_rows(), f, with_heads_and_stages, illegal); !chosen.empty()) return chosen;
+  if (auto chosen = chosen_of(offset_rows(), f, with_pair_tiles_and_tables, illegal); !chosen.empty()) return chosen;
+  return chosen_of(forward_rows(), f, with_pair_tiles_and_tables, illegal);
 }
 
 }  // namespace
@@ -288,6 +269,7 @@ std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90For
     return "one warpgroup and packed heads are for few queries";
   if (config.ping_pong && config.consumers == 1) return "ping-pong takes two warpgroups";
   if (config.pair_stages > 0 && (f.pair_tiles.empty() || config.is_decode())) return "no read comes as tiles";
+  if (config.consumers == 3 && f.offsets_first && !config.offsets_first) return "three warpgroups have no registers for reads of pairs";
   // Accumulators of the output, scores, probabilities, and what else a thread has.
   const std::int64_t registers = base::round_up(p.head_dim_v, 16) / 2 + config.block_kv / 2 + config.block_kv / 4 + 24;
   const int most = config.consumer_registers();
@@ -313,11 +295,11 @@ std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& p) {
                                    .ping_pong = ping_pong,
                                    .intra_warpgroup_overlap = overlap};
           if (decode) {
-            add(packed(facts, config));
+            add(with_heads_and_stages(facts, config));
             config.stages = 2;
           }
           for (config.query_stages = 2; config.query_stages > 1 && !fits(p, config);) --config.query_stages;
-          add(whole_heads(facts, config));
+          add(with_pair_tiles_and_tables(facts, config));
         }
   return space;
 }
