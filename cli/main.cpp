@@ -4,7 +4,9 @@
 #include <csignal>
 #include <cstdio>
 
+#include "base/check.h"
 #include "command.h"
+#include "cuda/arch.h"
 #include "foveal/version.h"
 #include "validators.h"
 
@@ -63,9 +65,9 @@ ExitCode exit_code(ErrorCode code) {
 
 void add_plan_options(CLI::App& command, PlanOptions& options) {
   command.add_option("--backend", options.backend, "reference, cpu or cuda; default: the first that can");
-  command.add_option(
-      "--target", options.target,
-      "scalar, avx2, avx512, avx512bf16, amx, neon, neonbf16, sm80, sm90, as foveal targets lists them; default: the best here");
+  command.add_option("--target", options.target,
+                     base::join("scalar, avx2, avx512, avx512bf16, amx, neon, neonbf16, ", cuda::target_names(", "),
+                                ", as foveal targets lists them; default: the best here"));
   command.add_option("--threads", options.threads, "CPU threads; default: all")->check(whole_number(0, 4096));
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "command.h"
+#include "cuda/arch.h"
 #include "cuda/kernels_of.h"
 #include "problem/case_data.h"
 #include "problem/line_problem.h"
@@ -60,7 +61,7 @@ bool plans(Pass pass, DType dtype, const Feature& feature, const TargetInfo& tar
   if (pass == Pass::forward) line.attention.backward = BackwardStrategy::automatic;
   try {
     if (target.backend == "cuda") {  // generates the kernels without compiling them
-      cuda::kernels_of(problem::problem_of(line, {DeviceKind::cuda, 0}), target.target == "sm90" ? "sm_90a" : "sm_80", target.target);
+      cuda::kernels_of(problem::problem_of(line, {DeviceKind::cuda, 0}), cuda::target_of(target.target).arch, target.target);
       return true;
     }
     problem::plan_of(line, problem::CaseData(line));

@@ -1,11 +1,36 @@
 #pragma once
-// What is known of GPUs that need not be present, by the name of their architecture.
+// Architectures: the targets of this backend, and what is known of GPUs that need not be present, by the name of their architecture.
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cuda/candidate.h"
 #include "cuda/jit/driver.h"
 
 namespace foveal::cuda {
+
+/// Kernels written for one architecture: what PlanOptions::target names.
+struct Target {
+  const char* name;  ///< "sm90"
+  int capability;    ///< the least that its kernels need
+  bool later;        ///< do they run on later ones, too?
+  const char* arch;  ///< that kernels are compiled for where no device says more, with the suffix that their instructions need
+  std::vector<const Candidate*> candidates;
+  std::vector<const char*> families;  ///< of their configurations, in files of tuned ones
+
+  bool runs_on(int device) const { return later ? device >= capability : device == capability; }
+  /// Why it does not run on a device, or nothing.
+  std::optional<std::string> refuses(const driver::DeviceFacts& facts) const;
+};
+/// In order of preference.
+const std::vector<Target>& targets();
+/// Throws invalid_argument for another name.
+const Target& target_of(const std::string& name);
+/// "sm80, sm90": the oldest first.
+std::string target_names(const std::string& separator);
+
+/// Machine code for devices of this capability alone: "sm_80", "sm_90a".
+std::string arch_of_device(int capability);
 
 /// 86 of "sm_86", 90 of "sm_90a". Like the others, throws invalid_argument for an arch that is not known.
 int capability_of(const std::string& arch);

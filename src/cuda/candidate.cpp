@@ -3,20 +3,14 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cuda/launch/backward_sm80.h"
-#include "cuda/launch/backward_sm90.h"
+#include "cuda/arch.h"
 #include "cuda/launch/checked_pages.h"
 #include "cuda/launch/checked_reads.h"
-#include "cuda/launch/forward_sm80.h"
-#include "cuda/launch/forward_sm90.h"
 #include "cuda/launch/gather_pages.h"
 #include "cuda/launch/narrow_indices.h"
 
 namespace foveal::cuda {
 namespace {
-
-/// In order of preference.
-const Candidate* const candidates[] = {&forward_sm90, &backward_sm90, &forward_sm80, &backward_sm80};
 
 std::optional<std::string> refuses(const problem::Problem& problem, const Candidate& candidate, const driver::DeviceFacts& facts) {
   if (problem.paged && problem.batch > 1 && problem.seqlens_kv.strides[0] != 1)
@@ -34,16 +28,20 @@ bool gathers(const problem::Problem& problem, const Candidate& candidate) {
 
 Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
   Choice choice;
-  for (const Candidate* candidate : candidates) {
-    if (candidate->pass != problem.pass || (!target.empty() && target != candidate->target)) continue;
-    const auto reason = refuses(problem, *candidate, facts);
-    if (!reason) {
-      choice.candidate = candidate;
-      return choice;
+  for (const Target& each : targets()) {
+    if (!target.empty() && target != each.name) continue;
+    for (const Candidate* candidate : each.candidates) {
+      if (candidate->pass != problem.pass) continue;
+      auto reason = each.refuses(facts);
+      if (!reason) reason = refuses(problem, *candidate, facts);
+      if (!reason) {
+        choice.candidate = candidate;
+        return choice;
+      }
+      choice.refusals += base::join(choice.refusals.empty() ? "" : "; ", each.name, ": ", *reason);
     }
-    choice.refusals += base::join(choice.refusals.empty() ? "" : "; ", candidate->target, ": ", *reason);
   }
-  if (choice.refusals.empty()) choice.refusals = base::join("no target ", target, "; expected sm80 or sm90");
+  if (choice.refusals.empty()) choice.refusals = base::join("no target ", target, "; expected ", target_names(" or "));
   return choice;
 }
 

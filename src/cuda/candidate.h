@@ -33,7 +33,6 @@ struct Family {
 };
 
 struct Candidate {
-  const char* target;  ///< "sm90", "sm80": PlanOptions::target
   Pass pass;
   std::optional<std::string> (*refuses)(const problem::Problem& problem, const driver::DeviceFacts& facts);
   std::unique_ptr<GpuExecutable> (*make)(const problem::Problem& problem, const driver::DeviceFacts& facts);
@@ -48,7 +47,7 @@ struct Choice {
   std::string refusals;
 };
 
-/// target: "" for the first that can, or "sm80", "sm90".
+/// target: "" for the first that can, or the name of one (arch.h).
 Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target);
 
 /// Are the keys on pages gathered for this candidate? The kernel that checks reads follows no block table either.

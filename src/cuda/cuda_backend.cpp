@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cuda/candidate.h"
+#include "cuda/arch.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/shipped.h"
@@ -28,8 +28,8 @@ class CudaBackend : public planning::Backend {
 
   std::vector<TargetInfo> targets() const override {
     std::vector<TargetInfo> all;
-    for (const auto& [target, capability] : {std::pair{"sm90", 90}, std::pair{"sm80", 80}}) {
-      TargetInfo info{.backend = "cuda", .target = target, .available = false, .detail = {}};
+    for (const Target& target : cuda::targets()) {
+      TargetInfo info{.backend = "cuda", .target = target.name, .available = false, .detail = {}};
       if (!driver::unavailable().empty()) {
         info.detail = driver::unavailable();
       } else if (!jit::nvrtc_unavailable().empty()) {
@@ -38,8 +38,7 @@ class CudaBackend : public planning::Backend {
       } else {
         for (int device = 0; device < driver::device_count(); ++device) {
           const driver::DeviceFacts& facts = driver::device_facts(device);
-          const bool can = capability == 90 ? facts.capability() == 90 : facts.capability() >= capability;
-          info.available = info.available || can;
+          info.available = info.available || target.runs_on(facts.capability());
           info.detail += base::join(info.detail.empty() ? "" : ", ", facts.name, " (", facts.major, ".", facts.minor, ")");
         }
         if (info.detail.empty()) info.detail = "the driver sees no device";

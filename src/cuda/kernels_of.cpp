@@ -1,5 +1,7 @@
 #include "cuda/kernels_of.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "cuda/arch.h"
 #include "cuda/launch/gather_pages.h"
@@ -19,7 +21,10 @@ std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, co
                                              int multiprocessors) {
   const driver::DeviceFacts facts = facts_of_arch(arch, multiprocessors);
   auto executable = executable_of(candidate_for(problem, facts, target), problem, facts);
-  executable->set_arch(arch == "sm_90" ? "sm_90a" : arch);  // WGMMA and TMA need sm_90a, which every device of capability 9.0 is
+  const int capability = capability_of(arch);
+  const auto names = [&](const Target& target) { return target.capability == capability && arch == base::join("sm_", capability); };
+  const auto found = std::find_if(targets().begin(), targets().end(), names);
+  executable->set_arch(found == targets().end() ? arch : found->arch);
   return executable;
 }
 

@@ -528,15 +528,13 @@ TEST(Sm90PairTiles, AreFoundWhereTheEngineCanReadThem) {
 TEST(Sm90PairTiles, NeedAnAddressOfSixteenBytes) {
   problem::Problem p =
       problem_of("forward bf16 b2 h4 q1000:1000 d64 score=\"score + t[q_idx, kv_idx]\" param=\"t: real[1000, 1000] bf16\"");
-  driver::DeviceFacts hopper;
-  hopper.major = 9, hopper.minor = 0;
-  EXPECT_EQ(refuses_sm90(p, hopper), std::nullopt);
+  EXPECT_EQ(refuses_sm90(p), std::nullopt);
   EXPECT_EQ(sm90_pair_tiles(p).size(), 1u);
   p.params[0].tensor.aligned = false;
-  EXPECT_EQ(refuses_sm90(p, hopper), std::nullopt);
+  EXPECT_EQ(refuses_sm90(p), std::nullopt);
   EXPECT_TRUE(sm90_pair_tiles(p).empty());
   p.k.aligned = false;
-  EXPECT_EQ(refuses_sm90(p, hopper), "k: its address is not a multiple of 16 bytes");
+  EXPECT_EQ(refuses_sm90(p), "k: its address is not a multiple of 16 bytes");
 }
 
 TEST(Sm90Lines, StraightOnesAreSteppedThrough) {
@@ -557,17 +555,15 @@ TEST(Sm90Lines, StraightOnesAreSteppedThrough) {
 TEST_F(Sm90, LongScoresAreCalledByOtherKernels) {
   std::string score = "score";
   for (int i = 0; i < 5; ++i) score = "(sin(exp(-(" + score + "))) + tanh(" + score + ") - cos(" + score + "))";
-  driver::DeviceFacts hopper;
-  hopper.major = 9, hopper.minor = 0;
   for (const char* pass : {"forward", "backward"}) {
     const problem::Problem p = problem_of(std::string(pass) + " bf16 b2 h4 q100:100 d64 score=\"" + score + "\"");
     EXPECT_TRUE(is_long(p));
-    EXPECT_EQ(refuses_sm90(p, hopper), "the score is too long to stand beside wgmma for every pair");
+    EXPECT_EQ(refuses_sm90(p), "the score is too long to stand beside wgmma for every pair");
     EXPECT_NE(emit_score(p).find("FOVEAL_CALLED real score_in_units"), std::string::npos);
   }
   const problem::Problem two = problem_of("forward bf16 b2 h4 q100:100 d64 score=\"score + sin(score) * cos(score)\"");
   EXPECT_FALSE(is_long(two));
-  EXPECT_EQ(refuses_sm90(two, hopper), std::nullopt);
+  EXPECT_EQ(refuses_sm90(two), std::nullopt);
 }
 
 TEST(Sm90Mask, BandsAreFound) {

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/lru_cache.h"
 #include "base/parallel.h"
+#include "cuda/arch.h"
 #include "cuda/jit/disk_cache.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/sha256.h"
@@ -169,8 +170,7 @@ std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource
 std::string arch_of(int major, int minor) {
   const int capability = major * 10 + minor;
   const auto& known = nvrtc_archs();
-  if (known.empty() || std::find(known.begin(), known.end(), capability) != known.end())
-    return base::join("sm_", capability, capability >= 90 ? "a" : "");
+  if (known.empty() || std::find(known.begin(), known.end(), capability) != known.end()) return arch_of_device(capability);
   int newest = 80;
   for (const int arch : known)
     if (arch <= capability) newest = std::max(newest, arch);

@@ -147,7 +147,7 @@ class BackwardSm80 : public GpuExecutable {
 };
 
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  if (auto reason = refuses_sm80(p, facts)) return reason;
+  if (auto reason = refuses_sm80(p)) return reason;
   if (p.keeps_rows) return "rows are not kept from part to part";
   if (p.attention.backward == BackwardStrategy::fused)
     return "the portable kernels have no fused backward; use split, two_scan or automatic";
@@ -181,7 +181,7 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 
 }  // namespace
 
-const Candidate backward_sm80{"sm80", Pass::backward, refuses, make, families};
+const Candidate backward_sm80{.pass = Pass::backward, .refuses = refuses, .make = make, .families = families};
 
 jit::KernelSource delta_sm80_source(const problem::Problem& p) {
   jit::KernelSource source = source_of(p, "delta_sm80");

@@ -263,7 +263,7 @@ class BackwardSm90 : public GpuExecutable {
 };
 
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  if (auto reason = refuses_sm90(p, facts)) return reason;
+  if (auto reason = refuses_sm90(p)) return reason;
   if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
   const std::int64_t most = p.head_dim > 128 ? sm90_max_head_dim : 128;
   if (p.head_dim_v > most) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", most);
@@ -298,7 +298,7 @@ std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::Dev
 }
 
 std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts&) {
-  Family family{"sm90.backward", {}};
+  Family family{Sm90BackwardConfig::family, {}};
   for (const Sm90BackwardConfig& config : sm90_backward_space(p, sm90_read_plan(p))) family.configs.push_back(text_of(config));
   return {family};
 }
@@ -317,7 +317,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 
 }  // namespace
 
-const Candidate backward_sm90{"sm90", Pass::backward, refuses, make, families};
+const Candidate backward_sm90{.pass = Pass::backward, .refuses = refuses, .make = make, .families = families};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return source_of(p, config, sm90_backward_kernel(p),

@@ -47,7 +47,7 @@ class ForwardSm80 : public GpuExecutable {
 };
 
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  if (auto reason = refuses_sm80(p, facts)) return reason;
+  if (auto reason = refuses_sm80(p)) return reason;
   if (p.spread) return "keys of a part in ranges";
   const auto choice = sm80_choice(p, Sm80Kernel::forward, sm80_device(facts));
   if (!choice)
@@ -68,7 +68,7 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 
 }  // namespace
 
-const Candidate forward_sm80{"sm80", Pass::forward, refuses, make, families};
+const Candidate forward_sm80{.pass = Pass::forward, .refuses = refuses, .make = make, .families = families};
 
 jit::KernelSource forward_sm80_source(const problem::Problem& problem, const Sm80Config& config) {
   jit::KernelSource source{.stem = sm80_stem(Sm80Kernel::forward),
@@ -81,8 +81,7 @@ jit::KernelSource forward_sm80_source(const problem::Problem& problem, const Sm8
   return source;
 }
 
-std::optional<std::string> refuses_sm80(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  if (facts.capability() < 80) return base::join(facts.name, " has compute capability ", facts.major, ".", facts.minor, "; needs 8.0");
+std::optional<std::string> refuses_sm80(const problem::Problem& p) {
   if (p.head_dim > sm80_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm80_max_head_dim);
   if (p.head_dim_v > sm80_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm80_max_head_dim);
   if (auto reason = refuses_params(p)) return reason;

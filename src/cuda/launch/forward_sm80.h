@@ -15,6 +15,6 @@ jit::KernelSource forward_sm80_source(const problem::Problem& problem, const Sm8
 inline Sm80Device sm80_device(const driver::DeviceFacts& facts) { return {facts.shared_bytes_per_block, facts.name}; }
 
 /// What the portable kernels cannot do, forward or backward.
-std::optional<std::string> refuses_sm80(const problem::Problem& problem, const driver::DeviceFacts& facts);
+std::optional<std::string> refuses_sm80(const problem::Problem& problem);
 
 }  // namespace foveal::cuda

@@ -78,7 +78,7 @@ std::shared_ptr<const Design> shared_design(const problem::Problem& p, const std
   constexpr std::int64_t most_queries = 128;
   if (p.seqlen_q >= most_queries || p.ragged_kv() || p.part || !reads_follow_heads(p.score->forward) || !reads_follow_heads(p.score->mask))
     return nullptr;
-  const auto tuned = tuned_config(p, device, "sm90.forward");
+  const auto tuned = tuned_config(p, device, Sm90ForwardConfig::family);
   const auto key_for = [&](const problem::Problem& problem) {
     return base::join(device, " | ", tuned ? tuned->config : "", " | ", problem::key_of(problem), " | ", problem.score->text);
   };
@@ -240,7 +240,7 @@ class ForwardSm90 : public GpuExecutable {
 };
 
 std::optional<std::string> refuses_forward(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  if (auto reason = refuses_sm90(p, facts)) return reason;
+  if (auto reason = refuses_sm90(p)) return reason;
   if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
   if (p.head_dim_v > sm90_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm90_max_head_dim);
   const auto design = shared_design(p, facts.name);
@@ -256,15 +256,14 @@ std::unique_ptr<GpuExecutable> make_forward(const problem::Problem& p, const dri
 }
 
 std::vector<Family> forward_families(const problem::Problem& p, const driver::DeviceFacts&) {
-  Family family{"sm90.forward", {}};
+  Family family{Sm90ForwardConfig::family, {}};
   for (const Sm90ForwardConfig& config : sm90_forward_space(p)) family.configs.push_back(text_of(config));
   return {family};
 }
 
 }  // namespace
 
-const Candidate forward_sm90{.target = "sm90",
-                             .pass = Pass::forward,
+const Candidate forward_sm90{.pass = Pass::forward,
                              .refuses = refuses_forward,
                              .make = make_forward,
                              .families = forward_families,

@@ -61,8 +61,7 @@ device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t
 
 }  // namespace
 
-std::optional<std::string> refuses_sm90(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  if (facts.capability() != 90) return base::join(facts.name, " has compute capability ", facts.major, ".", facts.minor, "; needs 9.0");
+std::optional<std::string> refuses_sm90(const problem::Problem& p) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return base::join("dtype ", to_string(p.dtype), " is not bf16 or f16");
   if (!(p.scale > 0)) return base::join("scale ", p.scale, " is not positive");
   if (auto reason = refuses_params(p)) return reason;

@@ -34,6 +34,8 @@ Sm90Mask sm90_mask(const problem::Problem& problem);
 constexpr int sm90_consumer_registers(int producer_registers) { return (3 * 168 - producer_registers) / 2; }
 
 struct Sm90ForwardConfig {
+  static constexpr const char* family = "sm90.forward";  ///< in files of tuned configurations
+
   int block_kv = 128;
   int consumers = 2;  ///< warpgroups of 64 rows
   int stages = 2;     ///< of keys and values
@@ -73,6 +75,8 @@ struct Sm90ForwardConfig {
 };
 
 struct Sm90BackwardConfig {
+  static constexpr const char* family = "sm90.backward";
+
   int block_q = 64, block_kv = 128;  ///< of a CTA
   int stages = 2;                    ///< of queries and gradients of the output
   int pair_stages = 0;               ///< of reads that TMA loads as tiles; 0: there are none

@@ -115,7 +115,8 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
 std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& p, const ReadPlan& plan, const std::string& device) {
   const BackwardFacts facts{p, plan};
   return choice(
-      p, device, "sm90.backward", backward_chosen(facts), [&](const Sm90BackwardConfig& config) { return completed(facts, config); },
+      p, device, Sm90BackwardConfig::family, backward_chosen(facts),
+      [&](const Sm90BackwardConfig& config) { return completed(facts, config); },
       [&](const Sm90BackwardConfig& config) { return sm90_illegal(p, plan, config); });
 }
 

@@ -251,7 +251,8 @@ std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p
 std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const problem::Problem& p, const std::string& device) {
   const ForwardFacts facts{p};
   return choice(
-      p, device, "sm90.forward", forward_chosen(facts), [&](const Sm90ForwardConfig& config) { return completed(facts, config); },
+      p, device, Sm90ForwardConfig::family, forward_chosen(facts),
+      [&](const Sm90ForwardConfig& config) { return completed(facts, config); },
       [&](const Sm90ForwardConfig& config) { return sm90_illegal(p, config); });
 }
 

@@ -4,10 +4,12 @@
 #include <bit>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
+
+#include "cuda/arch.h"
 
 namespace foveal::cuda {
 namespace {
@@ -20,13 +22,23 @@ std::string key_of(const std::string& device, const std::string& family, const s
 }
 
 /// A family outside this list would be ignored silently.
-constexpr const char* known_families[] = {"sm90.forward", "sm90.backward", "sm80.forward", "sm80.dq", "sm80.dkdv"};
+std::vector<std::string> known_families() {
+  std::vector<std::string> known;
+  for (const Target& target : targets()) known.insert(known.end(), target.families.begin(), target.families.end());
+  return known;
+}
+std::string text_of(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) text += base::join(i == 0 ? "" : i + 1 < names.size() ? ", " : " or ", names[i]);
+  return text;
+}
 
 Table read(const std::string& path) {
   Table table;
   if (path.empty()) return table;
   std::ifstream file(path);
   FOVEAL_CHECK(file, "FOVEAL_TUNED: ", path, " cannot be opened; expected a file that foveal tune wrote, or nothing");
+  const std::vector<std::string> known = known_families();
   int number = 0;
   for (std::string line; std::getline(file, line);) {
     ++number;
@@ -41,10 +53,8 @@ Table read(const std::string& path) {
       part[i] = line.substr(begin, end - begin);
       begin = end + 3;
     }
-    FOVEAL_CHECK(std::find(std::begin(known_families), std::end(known_families), part[1]) != std::end(known_families),
-                 "FOVEAL_TUNED: ", path, ":", number, ": unknown family ", part[1], "; expected ",
-                 base::join(known_families[0], ", ", known_families[1], ", ", known_families[2], ", ", known_families[3], " or ",
-                            known_families[4]));
+    FOVEAL_CHECK(std::find(known.begin(), known.end(), part[1]) != known.end(), "FOVEAL_TUNED: ", path, ":", number, ": unknown family ",
+                 part[1], "; expected ", text_of(known));
     table.insert_or_assign(key_of(part[0], part[1], part[3]), Tuned{part[2], base::join(path, ":", number)});
   }
   FOVEAL_CHECK(!file.bad(), "FOVEAL_TUNED: ", path, " cannot be read (a folder?); expected a file that foveal tune wrote, or nothing");
