@@ -1,18 +1,17 @@
 // Trained reads: factors, indices and bins of their terms.
 #include <algorithm>
-#include <iterator>
 
+#include "cuda/device/score/read_kind.cuh"
 #include "cuda/score/emit_parts.h"
 #include "cuda/score/finite_factors.h"
 
 namespace foveal::cuda {
 namespace {
 
-const char* kind_text(scoring::Reduction reduction) {
-  static constexpr const char* names[] = {"kUniform", "kRow", "kColumn", "kDiagonal", "kElement", "kScatter"};
-  static_assert(std::size(names) == static_cast<std::size_t>(scoring::Reduction::scatter) + 1);
-  return names[static_cast<std::size_t>(reduction)];
-}
+using scoring::Reduction;
+static_assert(int(Reduction::uniform) == device::kUniform && int(Reduction::row) == device::kRow &&
+              int(Reduction::column) == device::kColumn && int(Reduction::diagonal) == device::kDiagonal &&
+              int(Reduction::element) == device::kElement && int(Reduction::scatter) == device::kScatter);
 
 /// What a kernel needs that sums the reads of a table for each query.
 std::string emit_row_reads(const Problem& p, const std::vector<RowRead>& rows) {
@@ -90,10 +89,10 @@ std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead)
   const std::vector<PlannedRead> planned = ahead.reads.empty() ? walked_reads(p) : ahead.reads;
   const auto facts = [&](std::size_t r) -> const ReadFacts& { return planned[r].facts; };
   // An element that is not stored is left alone.
-  const auto kind = [&](std::size_t r) { return planned[r].has_own_kernel() ? scoring::Reduction::element : facts(r).kind; };
+  const auto kind = [&](std::size_t r) { return planned[r].has_own_kernel() ? Reduction::element : facts(r).kind; };
   const std::size_t count = reads.size();
   std::string text = base::join("constexpr int kReads = ", count, ";\n");
-  text += list("constexpr int kReadKind", count, [&](std::size_t r) { return kind_text(kind(r)); });
+  text += integers("kReadKind", count, [&](std::size_t r) { return static_cast<int>(kind(r)); });
   text += integers("kReadParam", count, [&](std::size_t r) { return reads[r].param; });
   text += integers("kReadRank", count, [&](std::size_t r) { return reads[r].index.size(); });
   const auto dimension = [&](std::size_t r, std::uint8_t symbol) {  // the last one that depends on it

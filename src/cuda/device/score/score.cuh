@@ -52,6 +52,7 @@
 //   int row_bin<i>(at, args)   index among the kRowEntries[i] elements of a query, those that differ in the dimensions kRowDims[i] (a bitmask)
 //   kRowRun, kRowRepeats, kRowDistinct, kRowAny: how it varies along the keys; kRowStored: it is stored as a RowGradientOf<i>, not added
 #include "score/functions.cuh"
+#include "score/read_kind.cuh"
 
 namespace foveal::device {
 
@@ -78,9 +79,6 @@ FOVEAL_DEVICE float load_table(u32 table, int bytes) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(table + bytes));
   return value;
 }
-
-/// How the gradient of a read is reduced (scoring::Reduction).
-enum ReadKind { kUniform, kRow, kColumn, kDiagonal, kElement, kScatter };
 
 #include "emit.cuh"
 
