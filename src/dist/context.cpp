@@ -347,7 +347,7 @@ void ContextAttention::State::agree_on_pass(OfPass& pass, const char* name, Devi
   const auto add_this_call = [&](Agreement& agreement) {
     add_call(agreement, base::join(name, device.kind == DeviceKind::cuda ? " on GPUs" : " on CPUs"), context.plan.text);
   };
-  if (!pass.agreed && device.kind == DeviceKind::cuda)  // a rehearsal waits for the GPU, whose work may wait for ranks that come later
+  if (!pass.agreed && device.kind == DeviceKind::cuda)  // a warm-up waits for the GPU, whose work may wait for ranks that come later
     agree_on(*context.transport, add_this_call);
   agree_on(*context.transport, [&](Agreement& agreement) {
     add_this_call(agreement);
@@ -370,8 +370,8 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
   DeviceBuffers& buffers = is_forward ? memory->forward : memory->backward;
   TensorView dlse;
   if constexpr (!is_forward) dlse = in.dlse;
-  const auto run_on_gpu = [&](bool rehearses) {
-    buffers.begin(in.q.device, stream, *c.transport, rehearses);
+  const auto run_on_gpu = [&](bool warms_up) {
+    buffers.begin(in.q.device, stream, *c.transport, warms_up);
     run_pass(c, in, out, buffers, pass.plans);
   };
   agree_on_pass(pass, name, in.q.device, in.params, in.rng, wanted, dlse, [&] {

@@ -15,9 +15,9 @@ class DeviceBackward : DevicePass {
       : DevicePass(context, buffers, plans), inputs_(inputs), outputs_(outputs), params_(context, buffers, outputs.dparams) {}
 
   void run() {
-    run_or_rehearse({&inputs_.q, &inputs_.k, &inputs_.v, &inputs_.out, &inputs_.lse, &inputs_.dout, &inputs_.dlse, &inputs_.rng.state,
-                     &outputs_.dq, &outputs_.dk, &outputs_.dv},
-                    {&inputs_.params, &outputs_.dparams}, [&] { compute(); });
+    run_or_warm_up({&inputs_.q, &inputs_.k, &inputs_.v, &inputs_.out, &inputs_.lse, &inputs_.dout, &inputs_.dlse, &inputs_.rng.state,
+                    &outputs_.dq, &outputs_.dk, &outputs_.dv},
+                   {&inputs_.params, &outputs_.dparams}, [&] { compute(); });
   }
 
  private:
@@ -95,7 +95,7 @@ class DeviceBackward : DevicePass {
 
   /// Only Hopper's kernels keep rows from launch to launch: elsewhere each launch adds to dq.
   const PartOrder& order_launches() {
-    if (!buffers_.rehearses()) return plans_.order;
+    if (!buffers_.warms_up()) return plans_.order;
     OrderRequest request = request_;
     request.keeps_rows = !dq_.data || dq_.dtype == c_.shapes.dtype;
     for (const std::vector<Sending>& step : c_.keys_to)

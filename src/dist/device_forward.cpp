@@ -13,8 +13,8 @@ class DeviceForward : DevicePass {
       : DevicePass(context, buffers, plans), inputs_(inputs), outputs_(outputs) {}
 
   void run() {
-    run_or_rehearse({&inputs_.q, &inputs_.k, &inputs_.v, &inputs_.rng.state, &outputs_.out, &outputs_.lse}, {&inputs_.params},
-                    [&] { compute(); });
+    run_or_warm_up({&inputs_.q, &inputs_.k, &inputs_.v, &inputs_.rng.state, &outputs_.out, &outputs_.lse}, {&inputs_.params},
+                   [&] { compute(); });
   }
 
  private:
@@ -52,10 +52,10 @@ class DeviceForward : DevicePass {
     const ForwardInputs in = inputs_of(number);
     const ForwardOutputs to =
         launch.whole ? whole_outputs(s) : ForwardOutputs{.out = tensor(wide_, s.rows()), .lse = statistics(sums_, s.rows())};
-    if (lane != Lane::caller && (in.part->failed != nullptr || buffers_.rehearses())) {
+    if (lane != Lane::caller && (in.part->failed != nullptr || buffers_.warms_up())) {
       const DeviceBuffers::OnLane on(buffers_, lane);
       this->launch(number, in, to);
-      if (!buffers_.rehearses()) return;  // a rehearsal prepares both lanes: keys may turn out not to say when they have arrived
+      if (!buffers_.warms_up()) return;  // a warm-up prepares both: a pass takes the caller's lane where kernels cannot see keys arrive
     }
     this->launch(number, in, to);
   }
@@ -82,10 +82,11 @@ class DeviceForward : DevicePass {
     return in;
   }
 
-  /// Do kernels wait for all keys that are received? Then no launch gains if those of one step come before those of the next. (A rehearsal sends nothing.)
+  /// Do kernels wait for all keys that are received? Then no launch gains if those of one step come before those of the next. (A warm-up sends
+  /// nothing.)
   bool kernels_wait_for_all() const {
     const std::vector<PartLaunch>& launches = plans_.order.launches;
-    return !buffers_.rehearses() && by_copy_engines() &&
+    return !buffers_.warms_up() && by_copy_engines() &&
            std::all_of(launches.begin(), launches.end(), [](const PartLaunch& l) { return l.step == 0 || l.spread(); });
   }
   /// The kernel itself waits for keys on their way, if it can see them arrive.
@@ -96,7 +97,7 @@ class DeviceForward : DevicePass {
       Part::KeyRange range = launch.key_ranges[i].place;
       const std::size_t step = launch.key_ranges[i].step;
       if (range.received) range.row += keys_[step].first_row;
-      if (gather_of(step).waits && !buffers_.rehearses()) {
+      if (gather_of(step).waits && !buffers_.warms_up()) {
         const std::optional<ArrivalWord> word = c_.transport->arrival_word(gather_of(step).gather.ticket, launch.key_ranges[i].source);
         if (word && direct()) {
           range.word = word->word, range.arrived = word->value, part.failed = word->failed;
@@ -111,7 +112,7 @@ class DeviceForward : DevicePass {
 
   /// Only Hopper's kernels read keys in ranges: elsewhere rows of queries meet their keys in several parts.
   const PartOrder& order_launches() {
-    if (!buffers_.rehearses()) return plans_.order;
+    if (!buffers_.warms_up()) return plans_.order;
     OrderRequest request = request_for({.forward = true});
     const PartOrder& order = order_by(request);
     for (std::size_t number = 0; number < order.launches.size(); ++number) {

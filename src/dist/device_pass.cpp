@@ -137,7 +137,7 @@ void DevicePass::gather_keys(const Rows& k_shard, const Rows& v_shard, GatherUse
   if (use.at_once && c_.mine.steps.size() > 1) gather_at_once(k_shard, v_shard, use.in_slices);
 }
 
-/// In the order of the steps, in which a rehearsal took the memory of messages: nearer ranks come first there, too.
+/// In the order of the steps, in which a warm-up took the memory of messages: nearer ranks come first there, too.
 void DevicePass::gather_at_once(const Rows& k_shard, const Rows& v_shard, bool in_slices) {
   std::vector<Sending> sendings;
   std::vector<Transfer> wanted;

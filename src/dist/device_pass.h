@@ -19,8 +19,8 @@ struct PartPlans {
   std::vector<cuda::driver::Memory> cu_seqlens;  ///< i32, of launches of closed sequences
 };
 
-/// Where buffers rehearse: makes plans, loads kernels and takes the memory of the pass, unless this was done for such tensors; else runs it after a
-/// rehearsal. A rehearsal may wait for the GPU: ranks that share one rehearse before any of them runs.
+/// Warm-up (DeviceBuffers::warms_up): plans, loads kernels and allocates for these tensors, once for each signature. Otherwise runs the pass, which
+/// was warmed up before. A warm-up may wait for the GPU: ranks that share one all warm up before any of them runs.
 void run_pass(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers, PartPlans& plans);
 void run_pass(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
               PartPlans& plans);
@@ -34,11 +34,11 @@ class DevicePass : protected RankPass {
  protected:
   using Lane = DeviceBuffers::Lane;
 
-  /// Runs fn, unless this is a rehearsal and the last one was of such tensors.
+  /// Runs fn, unless this is a warm-up and the last one was for such tensors.
   template <class Fn>
-  void run_or_rehearse(std::initializer_list<const TensorView*> tensors, std::initializer_list<const std::vector<ParamBinding>*> params,
-                       Fn&& fn) {
-    if (!buffers_.rehearses()) return fn();
+  void run_or_warm_up(std::initializer_list<const TensorView*> tensors, std::initializer_list<const std::vector<ParamBinding>*> params,
+                      Fn&& fn) {
+    if (!buffers_.warms_up()) return fn();
     std::string signature = signature_of(tensors, params);
     if (plans_.signature == signature) return;
     plans_.signature.clear();  // stays so when fn throws
@@ -58,7 +58,7 @@ class DevicePass : protected RankPass {
   void launch(std::size_t number, const Inputs& inputs, const Outputs& outputs) {
     const Plan& plan = this->plan(number, inputs, outputs);
     void* workspace = buffers_.workspace(plan.workspace_bytes());
-    if (!buffers_.rehearses()) plan.run(inputs, outputs, workspace, buffers_.stream());
+    if (!buffers_.warms_up()) plan.run(inputs, outputs, workspace, buffers_.stream());
   }
   template <class Inputs, class Outputs>
   const Plan& plan(std::size_t number, const Inputs& inputs, const Outputs& outputs) {

@@ -68,8 +68,8 @@ void* DeviceBuffers::workspace(std::size_t bytes) {
   return workspace.memory;
 }
 
-void DeviceBuffers::begin(Device device, Stream stream, Transport& transport, bool rehearses) {
-  rehearses_ = rehearses;
+void DeviceBuffers::begin(Device device, Stream stream, Transport& transport, bool warms_up) {
+  warms_up_ = warms_up;
   if (!(device == device_)) {
     release();
     none_ = {};
@@ -79,7 +79,7 @@ void DeviceBuffers::begin(Device device, Stream stream, Transport& transport, bo
   }
   transport_ = &transport, stream_ = stream, bytes_ = 0;
   for (Blocks* blocks : {&blocks_, &double_blocks_[0], &double_blocks_[1]}) blocks->next = 0;
-  if (!rehearses) turn_ = 1 - turn_, started_before_ = started_, started_ = 0;
+  if (!warms_up) turn_ = 1 - turn_, started_before_ = started_, started_ = 0;
   staged_.clear();
 }
 
@@ -99,18 +99,18 @@ std::byte* DeviceBuffers::take(std::size_t bytes) {
 }
 
 void DeviceBuffers::move(const Rows& from, const Rows& to, bool adds) {
-  cuda::row_kernels(device_.index).move(device_rows(from), device_rows(to), sizes_of(from), adds, {stream(), rehearses_});
+  cuda::row_kernels(device_.index).move(device_rows(from), device_rows(to), sizes_of(from), adds, {stream(), warms_up_});
 }
 
 void DeviceBuffers::convert_sum(const Rows& from, const std::vector<Rows>& more, const Rows& to) {
   std::vector<cuda::DeviceRows> all;
   all.reserve(more.size());
   for (const Rows& rows : more) all.push_back(device_rows(rows));
-  cuda::row_kernels(device_.index).sum(device_rows(from), all, device_rows(to), sizes_of(from), {stream(), rehearses_});
+  cuda::row_kernels(device_.index).sum(device_rows(from), all, device_rows(to), sizes_of(from), {stream(), warms_up_});
 }
 
 std::uint64_t DeviceBuffers::start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) {
-  if (rehearses_) return 0;
+  if (warms_up_) return 0;
   if (double_buffered_) {
     std::vector<Message> early = receives;
     for (Message& m : early) m.free_since = started_before_;
@@ -138,7 +138,7 @@ std::uint64_t DeviceBuffers::start(Transport& transport, const std::vector<Messa
 }
 
 void DeviceBuffers::wait(Transport& transport, std::uint64_t ticket) {
-  if (rehearses_) return;
+  if (warms_up_) return;
   if (transport.carries_device_memory()) return transport.wait_on(stream(), ticket);
   transport.wait(ticket);
   const auto found = staged_.find(ticket);
@@ -150,7 +150,7 @@ void DeviceBuffers::wait(Transport& transport, std::uint64_t ticket) {
 }
 
 void DeviceBuffers::clear(const Rows& rows) {
-  if (rows.tokens <= 0 || rehearses_) return;
+  if (rows.tokens <= 0 || warms_up_) return;
   const cuda::driver::Current current(device_.index);
   for (std::int64_t b = 0; b < rows.batch; ++b)
     cuda::driver::fill(rows.at(b, 0, 0), 0, static_cast<std::size_t>(rows.tokens * rows.token_stride), stream());
@@ -168,14 +168,14 @@ void DeviceBuffers::finish(const Rows& wide, const Rows& sums, const Rows& out, 
                            std::int64_t first_head) {
   cuda::row_kernels(device_.index)
       .finish(device_rows(wide), device_rows(sums), device_rows(out), device_rows(lse), logits(sink, first_head), sizes_of(wide),
-              {stream(), rehearses_});
+              {stream(), warms_up_});
 }
 
 void DeviceBuffers::sink_gradient(const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse, const TensorView& sink,
                                   std::int64_t first_head, double* gradient) {
   cuda::row_kernels(device_.index)
       .sink_gradient(device_rows(out), device_rows(dout), device_rows(lse), device_rows(dlse), logits(sink, first_head), gradient,
-                     sizes_of(out), {stream(), rehearses_});
+                     sizes_of(out), {stream(), warms_up_});
 }
 
 }  // namespace foveal::dist

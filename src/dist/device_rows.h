@@ -17,9 +17,10 @@ class DeviceBuffers final : public RowMemory {
   explicit DeviceBuffers(bool side_goes_first) : sides_{SideStream(side_goes_first), SideStream(false), SideStream(false)} {}
   ~DeviceBuffers() override;
   /// A pass on this stream begins, which may reuse all memory. Messages arrive in memory of this transport, if it has its own.
-  /// A rehearsal only takes memory and loads kernels. Both may wait for all work of the GPU, which a pass must not: that work may wait for other ranks.
-  void begin(Device device, Stream stream, Transport& transport, bool rehearses = false);
-  bool rehearses() const { return rehearses_; }
+  /// A warm-up only takes memory and loads kernels. Both may wait for all work of the GPU, which a pass must not: that work may wait for other
+  /// ranks.
+  void begin(Device device, Stream stream, Transport& transport, bool warms_up = false);
+  bool warms_up() const { return warms_up_; }
 
   std::byte* take(std::size_t bytes) override;
   void copy(const Rows& from, const Rows& to) override { move(from, to, false); }
@@ -118,7 +119,7 @@ class DeviceBuffers final : public RowMemory {
   Device device_{};
   Stream stream_{};  ///< the caller's
   Lane lane_ = Lane::caller;
-  bool rehearses_ = false;
+  bool warms_up_ = false;
   Transport* transport_ = nullptr;
   Blocks blocks_;
   std::array<Blocks, 2> double_blocks_;  ///< of this pass and of the next, by turn_

@@ -1,6 +1,8 @@
-// Ranks of one host whose GPUs write to each other's memory: copy engines carry the messages, and no multiprocessor does. The receiver's host
-// posts where a message goes (those for which the lane has no place while it waits for other ranks itself) and its GPU signals, on a stream of its own, when that memory is free; the sender's GPU waits for the signal on a stream of its own, copies, and
-// signals arrival. Signals are words in the memory of the GPU that waits for them, on a stream or in a kernel.
+// Peer-to-peer by copy engine, for ranks of one host whose GPUs write to each other's memory; no multiprocessor takes part.
+// 1. The receiver's host posts the destination, and queues the post while its lane to the sender is full.
+// 2. The receiver's GPU signals that the memory is free.
+// 3. The sender's GPU waits for this, copies, and signals arrival.
+// The GPUs do so on streams of their own. Signals are words in the memory of the GPU that waits for them, on a stream or in a kernel.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -399,9 +399,9 @@ TEST(Peers, NothingIsLoadedOrAllocatedWhileAPassIsUnderWay) {
     }
 }
 
-/// Keys that are a part of a packed tensor are copied before they are sent, one block of memory for each rank: in one gather for all steps, too, each finds the
-/// block of its size that the rehearsal took.
-TEST(Peers, KeysOfPackedTensorsTakeWhatTheRehearsalTook) {
+/// Keys that are a part of a packed tensor are copied before they are sent, one block of memory for each rank: in one gather for all steps, too,
+/// each finds the block of its size that the warm-up took.
+TEST(Peers, KeysOfPackedTensorsTakeWhatTheWarmUpTook) {
   setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
   cuda::jit::set_cache_folder("");
   constexpr int ranks = 4;

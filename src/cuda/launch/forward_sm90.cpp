@@ -19,7 +19,7 @@ namespace {
 
 constexpr int splits_of_warp = 8;  ///< when merged: more are shared with other warps
 
-/// What a plan is beside its lengths.
+/// The length-independent part of a plan, shared while a KV cache grows.
 struct Design {
   Sm90Tiles tiles;
   std::optional<Chosen<Sm90ForwardConfig>> choice;  ///< none: kernels for many queries, whose choice looks at lengths
@@ -48,7 +48,8 @@ bool reads_follow_heads(const scoring::Program& program) {
   return true;
 }
 
-/// With as many keys as the next power of two says. An offset of queries, behind the keys of a cache, moves along.
+/// The problem with its keys rounded up to a power of two, which stands for all shorter ones. Where queries come after the keys of a cache, their
+/// offset moves along.
 problem::Problem any_length(const problem::Problem& p) {
   problem::Problem any = p;
   any.any_length = true;
@@ -72,8 +73,7 @@ Design design_of(const problem::Problem& any, const std::string& device) {
   return design;
 }
 
-/// The design that a problem shares with those of other lengths: a cache that grows by a key a step has plans that differ in arguments of launches alone.
-/// Null where kernels may follow lengths.
+/// The design that a problem shares with those of other lengths; null where kernels may depend on lengths.
 std::shared_ptr<const Design> shared_design(const problem::Problem& p, const std::string& device) {
   constexpr std::int64_t most_queries = 128;
   if (p.seqlen_q >= most_queries || p.ragged_kv() || p.part || !reads_follow_heads(p.score->forward) || !reads_follow_heads(p.score->mask))

@@ -93,8 +93,8 @@ struct Consumer : BackwardWarpgroup {
     TileKind kind = kEarlyKind ? kind_of(partial, tile) : TileKind::full;
     issue_qk(scores, tile);
     pipelines.value.consumer_wait(use);
-    // One tile; is there another? known_full: the text for full tiles. Inlined before anything is optimized, or variables of the loop would
-    // pass through memory.
+    // A step: one tile, and whether another follows. known_full: this copy of the step is for full tiles alone. It is inlined before anything is
+    // optimized, as variables of the loop would otherwise pass through memory.
     const auto step = [&](auto known_full) __attribute__((always_inline)) {
       constexpr bool kFull = decltype(known_full)::value;
       const QueryTile query_tile = uniform(pipelines.query_tile(tile)), dout_tile = uniform(pipelines.dout_tile(tile));

@@ -5,7 +5,7 @@
 //
 // config.cuh: as for kernels/forward_sm90.cuh, with kPairStages = 0 and kDropout = false; kPackedHeads, kSplit.
 #include "ptx/dependent_launch.cuh"
-#include "tile/decode_end.cuh"
+#include "tile/decode_epilogue.cuh"
 #include "tile/forward_cta.cuh"
 #include "tile/forward_phases.cuh"
 
