@@ -29,11 +29,12 @@ ExactSums exact_sums(const problem::Problem& problem);
 
 /// What of trained reads a backward kernel has room for.
 struct ReadLimits {
-  /// Elements of a parameter that bins hold whole. A larger one leaves room for what is read, too, if a part of it moves along with the tiles.
+  /// Elements of a parameter that bins hold whole. Of a larger one they hold a window that moves along with the tiles, if its elements lie so,
+  /// which leaves room for tables that are read.
   static constexpr std::int64_t whole_bins = 16640;
-  /// Elements of such a part; one with fewer is hardly used again.
+  /// Elements of a window.
   static constexpr int most_in_window = 16384, least_in_window = 2048;
-  /// Reads whose terms stay in registers until the probability is known.
+  /// Reads whose terms are known only together with the probability, and stay in registers.
   static constexpr int early = 2;
 };
 

@@ -56,18 +56,18 @@ constexpr Sm90ScheduleCosts collect{.spilling_cost = 0.12};
 constexpr Sm90ScheduleCosts pairs{.spilling_cost = 0.3};
 }  // namespace schedule_costs
 
-/// What else schedules are simulated with, in the time of a tile, and how far they are. For all kernels; measured on an H200 where it is said
-/// (docs/lab/gpu-experiments.md).
+/// What else schedules are simulated with, for all kernels. Times are in those of a tile. "Measured": on an H200 (docs/lab/gpu-experiments.md);
+/// of the others no measurement is recorded.
 namespace schedule_rules {
 constexpr double task_ends = 0.7;  ///< prologue and epilogue of a task
 constexpr double part_ends = 0.1;  ///< of a part of a row, whose next one is loaded meanwhile
-/// Of what a task of several for a group adds to dk and dv, for each time that this is what a tile adds to dq. Measured.
+/// Adding to dk and dv in memory, where tasks share a group: for each time that this is as much as a tile adds to dq. Measured.
 constexpr double adding = 0.6;
-/// Of the time of tasks of four query heads of a group under a mask that skips tiles: they drift apart, for each doubling of the bytes of all
-/// heads from twice L2 on. Measured.
+/// Part of the time that is lost where tasks of four query heads differ in length and drift apart: for each doubling of the bytes of all heads
+/// beyond twice L2, and at most. Measured.
 constexpr double drifting = 0.06, most_drifting = 0.07;
-/// Split-KV, in the time of a tile while all multiprocessors read: a tile that one reads alone, as half of them take all that memory gives; the
-/// ends of a task; the merge. What they pick is within 2 % of the best number measured.
+/// Split-KV, in the time of a tile while all multiprocessors read: a tile while few read, as half of them take all that memory gives; the ends of
+/// a task; the merge. The splits picked were within 2 % of the best that were measured.
 constexpr double read_alone = 0.45, split_ends = 1, merging = 2.5;
 
 constexpr double persistent_share_of_l2 = 0.6;  ///< that a section of a persistent grid fills before each doubling has its price
