@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Checks the lengths of functions in src/: at most 80 lines on the host, 120 in device code, counted from the first line of the signature.
+"""Checks lengths: of functions in src/, at most 80 lines on the host, 120 in device code, counted from the first line of the signature; and of
+lines with comments in include/, src/ and cli/, at most 140 columns, since clang-format leaves these as they are.
 
-A longer one says why in its comment, in a sentence that begins with "Long:". Prints one line for each that says nothing, and exits with 1
-if there is any. `--all N` prints every function of more than N lines instead.
+A longer function says why in its comment, in a sentence that begins with "Long:". Prints one line for each that says nothing and for each long
+line, and exits with 1 if there is any. `--all N` prints every function of more than N lines instead.
 """
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-HOST, DEVICE = 80, 120
+HOST, DEVICE, COLUMNS = 80, 120, 140
+SUFFIXES = (".h", ".cpp", ".cuh")
 HIDDEN = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.S | re.M)
 NO_FUNCTION = re.compile(r"^(?:if|for|while|switch|else|do|try|catch|case|default|return|namespace|struct|class|union|enum)\b|=\s*$")
 SIGNATURE = re.compile(r"[\w>&*~=!+<\-\]]\s*\([\s\S]*\)[^()]*$|\([\s\S]*\)\s*:\s*\w[\s\S]*$|\[[^\[\]]*\]$")
@@ -54,10 +56,21 @@ def functions(text):
             statement = at + 1
 
 
+def long_comments(lines):
+    """(number, columns) of each line with a comment that is too long."""
+    for number, line in enumerate(lines, 1):
+        if len(line) > COLUMNS and "//" in line:
+            yield number, len(line)
+
+
+def sources(*folders):
+    return sorted(p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in SUFFIXES)
+
+
 def main():
     least = int(sys.argv[2]) if sys.argv[1:2] == ["--all"] else None
     wrong = count = 0
-    for path in sorted(p for p in (ROOT / "src").rglob("*") if p.suffix in (".h", ".cpp", ".cuh")):
+    for path in sources("src"):
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         for first, last, head in functions(text):
@@ -72,7 +85,15 @@ def main():
             print(f"{path.relative_to(ROOT)}:{first}: {size} lines: {head[:90]}")
             wrong += 1
     print(f"{count} functions, {wrong} too long")
-    return 1 if wrong and least is None else 0
+    if least is not None:
+        return 0
+    long = 0
+    for path in sources("include", "src", "cli"):
+        for number, columns in long_comments(path.read_text(encoding="utf-8").splitlines()):
+            print(f"{path.relative_to(ROOT)}:{number}: a comment to column {columns}; expected {COLUMNS} at most")
+            long += 1
+    print(f"{long} comments too long")
+    return 1 if wrong or long else 0
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 
 namespace foveal::cli {
 
-/// While one lives, signals that would end the process (Ctrl-C, kill, the end of its terminal or of its CPU time) remove the named files first.
-/// Signals that are ignored or handled stay so.
+/// While one lives, signals that would end the process (Ctrl-C, kill, the end of its terminal or of its CPU time) remove the named files
+/// first. Signals that are ignored or handled stay so.
 class RemovedOnSignal {
  public:
   RemovedOnSignal();

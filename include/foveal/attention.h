@@ -132,7 +132,8 @@ struct BackwardOutputs {
 };
 
 /// A thread pool of the caller's. run() calls fn(task, slot) once for each task below `tasks`, in any order, on any threads, and ends when
-/// none runs or will begin. Slots are below the concurrency (at most 4096), and different at one time. Waiting threads may make other calls.
+/// none runs or will begin. Slots are below the concurrency (at most 4096), and different at
+/// one time. Waiting threads may make other calls.
 struct Executor {
   int concurrency = 1;
   std::function<void(std::int64_t tasks, const std::function<void(std::int64_t task, int slot)>& fn)> run;
@@ -145,8 +146,8 @@ FOVEAL_API int num_threads();
 
 struct PlanOptions {
   std::string backend{};  ///< "": the first backend that supports the problem; or "reference", "cpu", "cuda"
-  /// "": the best target of this machine; or "scalar", "avx2", "avx512", "avx512bf16", "amx", "neon", "neonbf16" (cpu), "sm80", "sm90" (cuda),
-  /// "f64" (reference); targets() lists those of this build
+  /// "": the best target of this machine; or "scalar", "avx2", "avx512", "avx512bf16", "amx", "neon", "neonbf16" (cpu), "sm80", "sm90"
+  /// (cuda), "f64" (reference); targets() lists those of this build
   std::string target{};
   std::string exclude{};                       ///< comma-separated backends that must not be chosen: "reference"
   int threads = 0;                             ///< CPU; 0: num_threads()

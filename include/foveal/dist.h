@@ -21,12 +21,13 @@ struct Message {
   int peer = 0;
   void* data = nullptr;
   std::size_t bytes = 0;
-  /// More than one: the message is rows of row_bytes, and start_on() may deliver all messages of a call slice by slice, so that kernels begin with the
-  /// first heads. Slice i ends at first_slice_bytes << i of every row, the last one at its end. Sender and receiver name the same.
+  /// More than one: the message is rows of row_bytes, and start_on() may deliver all messages of a call slice by
+  /// slice, so that kernels begin with the first heads. Slice i ends at first_slice_bytes << i of every row, the last
+  /// one at its end. Sender and receiver name the same.
   int slices = 1;
   std::size_t row_bytes = 0, first_slice_bytes = 0;
-  /// Of a receive of start_on(): the ticket of an earlier call. The memory has been free since the stream reached that call, so the message may arrive
-  /// before the stream reaches this one; 0: it may not. A transport may ignore it.
+  /// Of a receive of start_on(): the ticket of an earlier call. The memory has been free since the stream reached that call, so the message
+  /// may arrive before the stream reaches this one; 0: it may not. A transport may ignore it.
   std::uint64_t free_since = 0;
 };
 

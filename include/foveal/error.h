@@ -1,6 +1,6 @@
 #pragma once
-// Every failure is a foveal::Error: a code, and a message that names the argument, what was found and what is accepted; but where memory of the
-// host runs out, it is std::bad_alloc. The library never prints and never exits.
+// Every failure is a foveal::Error: a code, and a message that names the argument, what was found and what is accepted; but where memory of
+// the host runs out, it is std::bad_alloc. The library never prints and never exits.
 #include <stdexcept>
 #include <string>
 

@@ -1,5 +1,6 @@
 #pragma once
-// Calls that are pieces of a larger attention: what a rank runs under context parallelism (foveal/dist.h), on CPUs (Segments) and on GPUs (Part).
+// Calls that are pieces of a larger attention: what a rank runs under context parallelism
+// (foveal/dist.h), on CPUs (Segments) and on GPUs (Part).
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -57,8 +58,8 @@ struct Part {
     /// Device-readable word to wait for: the keys have arrived once it has counted up to `arrived` (it may wrap around). Null: no wait.
     const std::uint32_t* word = nullptr;
     std::uint32_t arrived = 0;
-    /// With `word`: the keys arrive by groups of kv heads, each of which raises the word by one. The first group has heads_kv >> (slices - 1)
-    /// heads; each further group has as many as all before it together, the last one the rest.
+    /// With `word`: the keys arrive by groups of kv heads, each of which raises the word by one. The first group has
+    /// heads_kv >> (slices - 1) heads; each further group has as many as all before it together, the last one the rest.
     std::uint32_t slices = 1;
   };
   const std::uint32_t* failed = nullptr;               ///< device-readable; nonzero ends all waits. Required with any `word`

@@ -31,8 +31,8 @@ const planning::PlanState& state_of(const std::shared_ptr<const planning::PlanSt
   return *state;
 }
 
-/// A thread's Buffers, borrowed for one run: reused, so that a run does not allocate. A nested run has its own. They stay in place, as even a
-/// move costs as much as a small run's checks, and those of a part are apart: no other call then clears what only they use.
+/// A thread's Buffers, borrowed for one run: reused, so that a run does not allocate. A nested run has its own. They stay in place, as even
+/// a move costs as much as a small run's checks, and those of a part are apart: no other call then clears what only they use.
 class BorrowedBuffers {
  public:
   explicit BorrowedBuffers(bool of_part) : home_(base::of_thread<Home>().of[of_part]) {

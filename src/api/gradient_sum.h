@@ -1,6 +1,6 @@
 #pragma once
-// Accumulated gradients: a backward pass writes to temporary memory, which is then added to the caller's tensors. For C programs whose layers
-// share gradients; kernels only overwrite.
+// Accumulated gradients: a backward pass writes to temporary memory, which is then added to the caller's tensors. For C programs whose
+// layers share gradients; kernels only overwrite.
 #include <cstddef>
 #include <memory>
 #include <vector>

@@ -11,8 +11,8 @@
 
 namespace foveal::base {
 
-/// What messages are joined from: text, a character, a number (reals with six digits) or an address, whatever the process's locale is. Compiled
-/// once for all messages, whatever their pieces are.
+/// What messages are joined from: text, a character, a number (reals with six digits) or an address, whatever the process's locale is.
+/// Compiled once for all messages, whatever their pieces are.
 class Piece {
  public:
   explicit Piece(std::string_view text) : text_(text) {}

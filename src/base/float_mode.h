@@ -26,8 +26,8 @@ inline FloatMode float_mode() { return 0; }
 inline void set_float_mode(FloatMode) {}
 #endif
 
-/// Sets a mode, and the caller's again at the end: results depend neither on the caller's rounding nor on how many threads inherited it, and
-/// a trap that is meant for the caller's own code does not end the process in masked scores of -inf.
+/// Sets a mode, and the caller's again at the end: results depend neither on the caller's rounding nor on how many threads inherited it,
+/// and a trap that is meant for the caller's own code does not end the process in masked scores of -inf.
 class FloatScope {
  public:
   explicit FloatScope(FloatMode mode) : saved_(float_mode()) { set_float_mode(mode); }

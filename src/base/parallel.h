@@ -14,12 +14,12 @@ constexpr int max_threads = 4096;
 /// Threads this process may use: affinity mask and cgroup quota, at least 1.
 int available_threads();
 
-/// CPUs that the quotas of control groups allow, or infinity: the lowest of the groups of /proc/self/cgroup, which are mounted there, and of all above
-/// them. Of both versions.
+/// CPUs that the quotas of control groups allow, or infinity: the lowest of the groups of /proc/self/cgroup, which are mounted
+/// there, and of all above them. Of both versions.
 double cpu_quota(const std::string& groups_file, const std::string& mounted);
 
-/// The executor for `threads` threads (0 = num_threads()): OpenMP when built with it, std::thread otherwise and in a process that was forked;
-/// nested in a parallel region of the caller it runs serially. concurrency 1 runs inline.
+/// The executor for `threads` threads (0 = num_threads()): OpenMP when built with it, std::thread otherwise and in a process that was
+/// forked; nested in a parallel region of the caller it runs serially. concurrency 1 runs inline.
 Executor default_executor(int threads);
 
 /// Runs the tasks on the executor; the exception of the lowest failing task is rethrown after all have ended.

@@ -36,8 +36,8 @@ void each_element(const TensorView& view, Fn&& fn) {
   }
 }
 
-/// Calls fn(index, count, offset, stride) for runs of elements of one row (of the last dimension), on all threads: `count` elements from the
-/// row-major `index` on, the first at `offset` from data, `stride` apart.
+/// Calls fn(index, count, offset, stride) for runs of elements of one row (of the last dimension), on all threads: `count` elements from
+/// the row-major `index` on, the first at `offset` from data, `stride` apart.
 template <class Fn>
 void parallel_runs(const TensorView& view, const Executor& executor, Fn&& fn) {
   constexpr std::int64_t elements_per_task = 1 << 14;

@@ -38,7 +38,8 @@ double group_quota(const std::string& directory) {
 
 std::atomic<int> chosen_threads{0};
 
-/// FOVEAL_NUM_THREADS, or the first number of OMP_NUM_THREADS (one for each level of nesting); 0 if neither is set. Malformed ones are ignored.
+/// FOVEAL_NUM_THREADS, or the first number of OMP_NUM_THREADS (one for each level of nesting); 0
+/// if neither is set. Malformed ones are ignored.
 int environment_threads() {
   for (const char* name : {"FOVEAL_NUM_THREADS", "OMP_NUM_THREADS"}) {
     const char* text = std::getenv(name);

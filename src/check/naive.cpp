@@ -267,8 +267,8 @@ class Naive {
     }
   }
 
-  /// The backward pass gets lse rounded to its type: simulated by a neighbour of the computed one, above or below. Far rows keep the weights
-  /// of the forward pass instead.
+  /// The backward pass gets lse rounded to its type: simulated by a neighbour of the computed one, above or below. Far rows
+  /// keep the weights of the forward pass instead.
   static Real rounded_lse(Real lse, std::int64_t q) {
     return base::is_far(static_cast<double>(lse)) ? lse : std::nextafter(lse, q % 2 == 0 ? minus_infinity : -minus_infinity);
   }
@@ -335,7 +335,8 @@ class Naive {
     exact_values_.resize(values_.size()), near_values_.resize(values_.size());
     evaluate(p_.score->backward, point);
     scoring::evaluate(p_.score->backward, point, reader_, exact_values_.data());
-    // Cancellation (tanh(x) - x tanh'(x) near 0, 1 - tanh(x)^2 far from it) has an error of its own, which a single sample may hide by luck.
+    // Cancellation (tanh(x) - x tanh'(x) near 0, 1 - tanh(x)^2 far from it) has an error of
+    // its own, which a single sample may hide by luck.
     off_.assign(values_.size(), 0);
     const auto compare_with = [&](std::size_t at, const std::vector<scoring::Scalar>& values) {
       const double off = std::abs(values[at].real - exact_values_[at].real);

@@ -1,7 +1,7 @@
 #pragma once
 // The unfused computation that kernels are compared with: the same inputs and types, with all scores materialised. 16-bit and fp32 inputs
-// accumulate in fp32, fp64 in fp64; P and dS are rounded to the input type; scores are evaluated in the accumulation type; results are rounded
-// to their tensors' types. Its error is what the arithmetic costs without fusion.
+// accumulate in fp32, fp64 in fp64; P and dS are rounded to the input type; scores are evaluated in the accumulation type; results are
+// rounded to their tensors' types. Its error is what the arithmetic costs without fusion.
 #include <map>
 #include <string>
 #include <vector>

@@ -26,8 +26,8 @@ struct QueryRows {
   LanePointers q, dout;
 };
 
-/// Into how many tasks a kv head's tiles are divided, each with accumulators of its own for dk and dv. More tasks than a desktop has threads
-/// would only cost memory.
+/// Into how many tasks a kv head's tiles are divided, each with accumulators of its own for dk and dv. More tasks than
+/// a desktop has threads would only cost memory.
 struct Shares {
   static constexpr std::int64_t wanted_tasks = 16;
   static constexpr std::size_t limit = std::size_t{128} << 20;  ///< bytes of accumulators

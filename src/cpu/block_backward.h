@@ -94,8 +94,8 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardWork
     for (std::size_t t = unit.begin; t < unit.end; ++t) fn(lists.query_tasks[t], grads_.empty() ? nullptr : &grads);
   }
 
-  /// Runs the tiles of a task over the blocks of keys that they need, a few tiles at a time. sums: of the sequence's keys; null: only dq and
-  /// parameter gradients.
+  /// Runs the tiles of a task over the blocks of keys that they need, a few tiles at a time. sums: of the
+  /// sequence's keys; null: only dq and parameter gradients.
   void pass_blocks(const Call& call, const Task& task, const KeySums<Real>* sums, const TapeGrads* grads, Worker& worker) const {
     for (std::int64_t t = task.tile_begin; t < task.tile_end; t += tiles_per_step_)
       step(call, call.work->group(task), t, static_cast<int>(std::min<std::int64_t>(task.tile_end - t, tiles_per_step_)), sums, grads,

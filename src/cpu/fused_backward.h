@@ -1,6 +1,6 @@
 #pragma once
-// The fused backward pass: a task runs the tiles of one kv head, or a fixed share of them, over the blocks of keys. dQ stays with its tile; dK
-// and dV accumulate over the task, then over shares in order.
+// The fused backward pass: a task runs the tiles of one kv head, or a fixed share of them, over the blocks of keys. dQ stays with its tile;
+// dK and dV accumulate over the task, then over shares in order.
 #include "cpu/block_backward.h"
 
 namespace foveal::cpu {

@@ -1,7 +1,7 @@
-// The backward pass over packed tiles (kernels/amx_backward.h). A task takes the tiles of one kv head, or a fixed share of them, a step at a
-// time: as many as fit in L2 with their accumulators. Each block of keys that a step needs is packed once for all its tiles. dq stays with its
-// tile; dk and dv accumulate over the task, then over tasks in order. The shape alone decides the order of additions: results are bitwise the
-// same for any number of threads.
+// The backward pass over packed tiles (kernels/amx_backward.h). A task takes the tiles of one kv head, or a fixed share of them, a step
+// at a time: as many as fit in L2 with their accumulators. Each block of keys that a step needs is packed once for all its tiles. dq
+// stays with its tile; dk and dv accumulate over the task, then over tasks in order. The shape alone decides the order of additions:
+// results are bitwise the same for any number of threads.
 #include "cpu/packed_backward.h"
 
 #include <algorithm>

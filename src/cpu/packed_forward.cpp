@@ -1,6 +1,6 @@
-// The forward pass over packed keys (kernels/amx_forward.h). All threads pack keys and values once for each sequence and kv head; then a task
-// runs tiles of queries over them, an L2-sized chunk at a time. Tasks are independent, and neither chunks nor tasks change the order of a
-// tile's sums, so the result does not depend on the number of threads.
+// The forward pass over packed keys (kernels/amx_forward.h). All threads pack keys and values once for each sequence and kv head; then a
+// task runs tiles of queries over them, an L2-sized chunk at a time. Tasks are independent, and neither chunks nor tasks change the order
+// of a tile's sums, so the result does not depend on the number of threads.
 #include "cpu/packed_forward.h"
 
 #include <algorithm>

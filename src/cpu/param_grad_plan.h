@@ -11,10 +11,10 @@
 
 namespace foveal::cpu {
 
-/// The backward's tasks are (batch, kv head, share) triples, share < shares, where shares depends on the shape only. Every task belongs to one
-/// partition; the tasks of a partition must run in sequence, in increasing (batch, kv head, share); partitions may run concurrently. Each
-/// partition has its own accumulators, or, where the partitions of a parameter touch different elements (reads with `head` or `batch` as an
-/// index), all share one. finish() adds the partitions in order into the caller's tensors.
+/// The backward's tasks are (batch, kv head, share) triples, share < shares, where shares depends on the shape only. Every task belongs to
+/// one partition; the tasks of a partition must run in sequence, in increasing (batch, kv head, share); partitions may run concurrently.
+/// Each partition has its own accumulators, or, where the partitions of a parameter touch different elements (reads with `head` or `batch`
+/// as an index), all share one. finish() adds the partitions in order into the caller's tensors.
 class ParamGradPlan {
  public:
   ParamGradPlan() = default;

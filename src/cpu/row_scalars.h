@@ -1,5 +1,6 @@
 #pragma once
-// Per-row inputs of the backward pass: lse, and delta = sum over d of dO * O, less dlse. And the gradient of the sink, which needs nothing else.
+// Per-row inputs of the backward pass: lse, and delta = sum over d of dO * O, less dlse. And the
+// gradient of the sink, which needs nothing else.
 #include <cmath>
 #include <limits>
 

@@ -15,8 +15,8 @@
 
 namespace foveal::cpu {
 
-/// Bytes that a thread uses again and again before it takes the next ones, and that should stay in the L2 of its core: half of 1 MiB, so that what
-/// streams past has room.
+/// Bytes that a thread uses again and again before it takes the next ones, and that should stay in the L2 of its core: half
+/// of 1 MiB, so that what streams past has room.
 constexpr std::size_t l2_share = std::size_t{512} << 10;
 /// The same for cores with 2 MiB, which those with AMX have: of tiles with their accumulators, beside a block of keys.
 constexpr std::size_t l2_share_amx = std::size_t{768} << 10;

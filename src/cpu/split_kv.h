@@ -1,6 +1,6 @@
 #pragma once
-// Split-KV: decode has few tiles and many keys, so several tasks share the keys of a tile. The shape decides how many; their partial results
-// are merged in order.
+// Split-KV: decode has few tiles and many keys, so several tasks share the keys of a tile. The shape decides how
+// many; their partial results are merged in order.
 #include <algorithm>
 #include <cmath>
 

@@ -1,13 +1,13 @@
 #pragma once
-// Score and mask programs on CPU tiles. A Tape is compiled once per plan, is immutable and shared by all threads; the kernels call it once per
-// tile of scores, between the matmuls. Values that are uniform, per lane (query), per key or per diagonal (kv - q) are hoisted into small
-// arrays of their own, and only the rest runs over the whole tile.
+// Score and mask programs on CPU tiles. A Tape is compiled once per plan, is immutable and shared by all threads; the kernels call it once
+// per tile of scores, between the matmuls. Values that are uniform, per lane (query), per key or per diagonal (kv - q) are hoisted into
+// small arrays of their own, and only the rest runs over the whole tile.
 //
 // Tiles are S^T: Real tile[keys][ld], one row per key, one lane per query. The lanes of a tile are (query head, query) pairs of one batch
 // row, in any order; runs of 16 lanes that share a head and have consecutive queries are fast.
 //
-// Integers have 32 bits where the elements of the parameters show that they suffice; otherwise those that may overflow have 64. Positions are
-// at most 2^30 (cpu_backend.cpp).
+// Integers have 32 bits where the elements of the parameters show that they suffice; otherwise those that may overflow have 64.
+// Positions are at most 2^30 (cpu_backend.cpp).
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,8 +24,8 @@ namespace foveal::cpu {
 
 class Tape {
  public:
-  /// `target`: any of this backend's. scalar and avx2 have tapes of their own, the other targets of x86 run the one of avx512, those of Arm the
-  /// scalar one.
+  /// `target`: any of this backend's. scalar and avx2 have tapes of their own, the other targets of x86 run
+  /// the one of avx512, those of Arm the scalar one.
   Tape(const problem::Problem& problem, const std::string& target);
   ~Tape();
   Tape(Tape&&) noexcept;
@@ -79,8 +79,8 @@ class Tape {
   bool has_score_ = false, has_mask_ = false, has_backward_ = false, backward_needs_dots_ = false, mask_is_ranges_ = false;
 };
 
-/// Multiplies a tile, and a second one if given (with the same random bits), by keep / (1 - p). Forward: P after its row sums. Backward: dP,
-/// and the P of dv.
+/// Multiplies a tile, and a second one if given (with the same random bits), by keep / (1 - p). Forward: P
+/// after its row sums. Backward: dP, and the P of dv.
 template <class Real>
 void apply_dropout(const std::string& target, const TileFrame& frame, const TileDropout& dropout, Real* tile, Real* second);
 

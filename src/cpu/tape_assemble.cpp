@@ -145,8 +145,8 @@ void Assembler::emit_constant(NodeId id) {
   tape_.constants.push_back(constant);
 }
 
-/// The destination of a step of the strip. It may reuse the slot of an operand whose last use this is if its elements are not larger, because
-/// steps write behind where they read.
+/// The destination of a step of the strip. It may reuse the slot of an operand whose last use this is if its elements are not
+/// larger, because steps write behind where they read.
 TapeOperand Assembler::result_of(NodeId id, NodeId strip_position) {
   const Node& node = nodes_[id];
   std::vector<std::int32_t> later;

@@ -47,8 +47,8 @@ struct TapeGrads {
 
 // ---- the code ----
 
-// X(op, result): a step and the type of its result: reals, words of 32 bits (integers; booleans as all ones or all zeros), or integers of 64
-// bits. An operation of the score language becomes the step of its name, with the suffix _r for real operands, _i for integers, _l for
+// X(op, result): a step and the type of its result: reals, words of 32 bits (integers; booleans as all ones or all zeros), or integers of
+// 64 bits. An operation of the score language becomes the step of its name, with the suffix _r for real operands, _i for integers, _l for
 // those that may overflow 32 bits, _b for booleans, or without one where a single type is possible.
 // clang-format off
 #define FOVEAL_TAPE_OPS(X) \
@@ -92,9 +92,9 @@ enum class TapeOp : std::uint8_t {
 #undef FOVEAL_X
 };
 
-/// How a value varies over a tile, whose lanes are rows of the score matrix and whose keys are columns. Values that do not vary by pair have
-/// arrays of their own; element (row, lane) of a diagonal value is number lane - row + keys - 1 of its array, so that a row of the tile is a
-/// contiguous piece of it.
+/// How a value varies over a tile, whose lanes are rows of the score matrix and whose keys are columns. Values that do not vary
+/// by pair have arrays of their own; element (row, lane) of a diagonal value is number lane - row + keys - 1 of its array, so
+/// that a row of the tile is a contiguous piece of it.
 using scoring::Varies;
 
 /// Where an operand is stored. A strip is a few rows of the tile, so few that all values of a program over it fit in L1.

@@ -337,8 +337,8 @@ bool Lowering::distributes(ValueId sum, double factor) const {
   return exact || holds_score_[sum];
 }
 
-/// value * factor, with the factor pushed to where it is cheapest: into constants, lower ranks and the scale of the dot products. `budget`: so
-/// many operations may still be repeated with the factor; values that are used more than once would become exponentially many.
+/// value * factor, with the factor pushed to where it is cheapest: into constants, lower ranks and the scale of the dot products. `budget`:
+/// so many operations may still be repeated with the factor; values that are used more than once would become exponentially many.
 NodeId Lowering::scaled(ValueId id, double factor, int& budget) {
   const Instr& instr = program_[id];
   if (instr.op == Op::real_const) return nodes_.real(instr.real * factor, false);

@@ -118,8 +118,8 @@ class TapeNodes {
   std::vector<std::map<PlaceNode, int>::const_iterator> places_;  ///< by number
 };
 
-/// Steps for the roots (in this order, at the end of their sections) and all they need. `output`: the node written to the caller's tile, last
-/// of all, or no_node. slots: the slot of each node.
+/// Steps for the roots (in this order, at the end of their sections) and all they need. `output`: the node written to the caller's tile,
+/// last of all, or no_node. slots: the slot of each node.
 CompiledTape assemble(TapeNodes& nodes, std::vector<NodeId> roots, NodeId output, base::IdVector<TapeOperand>* slots = nullptr);
 
 }  // namespace foveal::cpu

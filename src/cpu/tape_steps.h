@@ -1,6 +1,6 @@
 #pragma once
-// The tape step of each operation of the score language, found by name: `tape_steps` by operation and type of operands, `tape_steps64` for integers
-// of 64 bits.
+// The tape step of each operation of the score language, found by name: `tape_steps` by operation and type of
+// operands, `tape_steps64` for integers of 64 bits.
 #include <array>
 #include <string_view>
 

@@ -97,8 +97,8 @@ struct Work {
   Tasks shares(std::int64_t shares) const;
 };
 
-/// Divides a problem: once where tiles and runs depend on the problem alone (fixed lengths, a mask that reads no parameter), otherwise in every
-/// run, in preallocated memory.
+/// Divides a problem: once where tiles and runs depend on the problem alone (fixed lengths, a mask that reads no parameter),
+/// otherwise in every run, in preallocated memory.
 class WorkPlanner {
  public:
   /// The problem must outlive it.

@@ -1,6 +1,6 @@
 #pragma once
-// Workspace layout. Planning declares the arrays that a struct points to, once, by member and length; each run points the members into its own
-// memory.
+// Workspace layout. Planning declares the arrays that a struct points to, once, by member and length;
+// each run points the members into its own memory.
 #include <cstddef>
 #include <cstring>
 #include <new>

@@ -1,6 +1,6 @@
 #pragma once
-// A family of kernels that the CUDA backend may use for a problem, and the choice among them: the first candidate that does not refuse makes the
-// executable.
+// A family of kernels that the CUDA backend may use for a problem, and the choice among them: the first
+// candidate that does not refuse makes the executable.
 #include <memory>
 #include <optional>
 #include <string>

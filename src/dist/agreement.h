@@ -1,5 +1,6 @@
 #pragma once
-// Checks that ranks made the same call: where they differ, every rank throws the same error, which names the difference and shows both sides.
+// Checks that ranks made the same call: where they differ, every rank throws the same error,
+// which names the difference and shows both sides.
 #include <cstdint>
 #include <exception>
 #include <string>

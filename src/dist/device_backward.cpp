@@ -140,7 +140,8 @@ class DeviceBackward : DevicePass {
     const std::size_t last_received = side_lanes_.empty() ? launches.size() : long_received_launch();
     for (std::size_t number = 0; number < launches.size(); ++number) {
       const std::size_t step = launches[number].step;
-      // Own keys that are left wait for it to begin: no priority takes a multiprocessor from their CTAs, and they hide the return of its dk and dv.
+      // Own keys that are left wait for it to begin: no priority takes a multiprocessor from their
+      // CTAs, and they hide the return of its dk and dv.
       if (number == last_received) own_launches_wait();
       const DeviceBuffers::OnLane on(buffers_, lane_of(launches[number]));
       for (std::size_t queue = 0; queue < own_queues && !side_lanes_.empty(); ++queue)
@@ -162,8 +163,9 @@ class DeviceBackward : DevicePass {
     }
   }
 
-  /// Lanes beside the caller's. Received keys have one: their sums of dq do not depend on the order, and dk and dv of the received ones are on their
-  /// way back while the rest of the own ones is computed. Own keys have one for each queue: short launches fill what others leave idle.
+  /// Lanes beside the caller's. Received keys have one: their sums of dq do not depend on the order, and dk and dv of
+  /// the received ones are on their way back while the rest of the own ones is computed. Own keys have one for each
+  /// queue: short launches fill what others leave idle.
   std::vector<Lane> find_side_lanes() const {
     std::vector<Lane> lanes;
     if (!runs_side_by_side()) return lanes;
@@ -197,7 +199,8 @@ class DeviceBackward : DevicePass {
     buffers_.join(sides);
   }
 
-  /// Not where the rows of a head are many: tasks of two launches walk at different places, and what they read and add to would not stay in L2.
+  /// Not where the rows of a head are many: tasks of two launches walk at different places, and
+  /// what they read and add to would not stay in L2.
   bool runs_side_by_side() const {
     constexpr std::size_t share_of_l2 = 4;
     const std::vector<PartLaunch>& launches = plans_.order.launches;
@@ -212,7 +215,8 @@ class DeviceBackward : DevicePass {
            std::all_of(launches.begin(), launches.end(), meets_rows_alone);
   }
 
-  /// The last launch of received keys, if the last rounds of their tasks leave less than an eighth of the GPU idle; else own launches fill it.
+  /// The last launch of received keys, if the last rounds of their tasks leave less than an
+  /// eighth of the GPU idle; else own launches fill it.
   std::size_t long_received_launch() const {
     constexpr std::int64_t task_keys = 128;
     const std::int64_t at_once = cuda::driver::device_facts(buffers_.device().index).multiprocessors;

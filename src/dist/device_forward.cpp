@@ -82,8 +82,8 @@ class DeviceForward : DevicePass {
     return in;
   }
 
-  /// Do kernels wait for all keys that are received? Then no launch gains if those of one step come before those of the next. (A warm-up sends
-  /// nothing.)
+  /// Do kernels wait for all keys that are received? Then no launch gains if those of one step come before
+  /// those of the next. (A warm-up sends nothing.)
   bool kernels_wait_for_all() const {
     const std::vector<PartLaunch>& launches = plans_.order.launches;
     return !buffers_.warms_up() && by_copy_engines() &&

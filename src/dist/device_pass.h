@@ -1,6 +1,7 @@
 #pragma once
-// Forward and backward pass of one rank on a GPU. A launch is one part: rows of queries against rows of keys with their global positions, which its
-// kernels merge into out and lse, or add to dq, dk and dv. Work is in the order of the caller's stream; messages travel beside it.
+// Forward and backward pass of one rank on a GPU. A launch is one part: rows of queries against rows of keys with
+// their global positions, which its kernels merge into out and lse, or add to dq, dk and dv. Work is in the order of
+// the caller's stream; messages travel beside it.
 #include <optional>
 #include <string>
 
@@ -19,8 +20,8 @@ struct PartPlans {
   std::vector<cuda::driver::Memory> cu_seqlens;  ///< i32, of launches of closed sequences
 };
 
-/// Warm-up (DeviceBuffers::warms_up): plans, loads kernels and allocates for these tensors, once for each signature. Otherwise runs the pass, which
-/// was warmed up before. A warm-up may wait for the GPU: ranks that share one all warm up before any of them runs.
+/// Warm-up (DeviceBuffers::warms_up): plans, loads kernels and allocates for these tensors, once for each signature. Otherwise runs the
+/// pass, which was warmed up before. A warm-up may wait for the GPU: ranks that share one all warm up before any of them runs.
 void run_pass(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers, PartPlans& plans);
 void run_pass(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
               PartPlans& plans);

@@ -17,8 +17,8 @@ class DeviceBuffers final : public RowMemory {
   explicit DeviceBuffers(bool side_goes_first) : sides_{SideStream(side_goes_first), SideStream(false), SideStream(false)} {}
   ~DeviceBuffers() override;
   /// A pass on this stream begins, which may reuse all memory. Messages arrive in memory of this transport, if it has its own.
-  /// A warm-up only takes memory and loads kernels. Both may wait for all work of the GPU, which a pass must not: that work may wait for other
-  /// ranks.
+  /// A warm-up only takes memory and loads kernels. Both may wait for all work of the GPU, which a pass
+  /// must not: that work may wait for other ranks.
   void begin(Device device, Stream stream, Transport& transport, bool warms_up = false);
   bool warms_up() const { return warms_up_; }
 
@@ -48,7 +48,8 @@ class DeviceBuffers final : public RowMemory {
     DeviceBuffers& buffers_;
     Lane before_;
   };
-  /// While this lives, memory is double-buffered, pass by pass: messages may arrive in one buffer while the pass before still reads the other.
+  /// While this lives, memory is double-buffered, pass by pass: messages may arrive in one
+  /// buffer while the pass before still reads the other.
   class DoubleBuffered {
    public:
     DoubleBuffered(DeviceBuffers& buffers, bool wanted) : buffers_(buffers) { buffers.double_buffered_ = wanted; }

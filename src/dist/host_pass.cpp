@@ -1,7 +1,7 @@
-// Forward and backward pass of one rank in host memory. A launch is one packed call over segments: rows of the queries' buffer against rows of a
-// step's keys, with their global positions.
-// Forward: launches are merged by their lse in f32 (f64 for f64), and the sink joins at the end. Backward: P = exp(s - lse) with the lse of all
-// keys, so launches are independent. Gradients of keys are summed by their owner and those of parameters by every rank, in the order of ranks.
+// Forward and backward pass of one rank in host memory. A launch is one packed call over segments: rows of the queries' buffer against rows
+// of a step's keys, with their global positions. Forward: launches are merged by their lse in f32 (f64 for f64), and the sink joins at the
+// end. Backward: P = exp(s - lse) with the lse of all keys, so launches are independent. Gradients of keys are summed by their owner and
+// those of parameters by every rank, in the order of ranks.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -1,6 +1,6 @@
 #pragma once
-// Which rank holds which tokens. The axis of tokens is a list of sequences (a single one for a dense batch, whose rows are cut alike). Chunks of it
-// are dealt to ranks; a rank's chunks, in the order of the axis, are its shard.
+// Which rank holds which tokens. The axis of tokens is a list of sequences (a single one for a dense batch, whose rows are cut alike).
+// Chunks of it are dealt to ranks; a rank's chunks, in the order of the axis, are its shard.
 #include <cstdint>
 #include <vector>
 

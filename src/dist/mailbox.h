@@ -1,6 +1,6 @@
 #pragma once
-// Shared memory of the ranks of one host: small messages between their processes, and the handles of device memory. A process that ends in any way is
-// noticed by the others: the operating system drops its lock on the file.
+// Shared memory of the ranks of one host: small messages between their processes, and the handles of device memory. A process that ends in
+// any way is noticed by the others: the operating system drops its lock on the file.
 #include <array>
 #include <atomic>
 #include <cstddef>

@@ -26,17 +26,18 @@ struct PartLaunch {
   Segment segment;                     ///< kv_row: of the step's buffer; not of spread ones
   bool whole = false;                  ///< has all keys of its rows, so that their results are final
   std::vector<KeyRange> key_ranges{};  ///< spread: from segment.kv_first on
-  /// Lengths of consecutive packed sequences that this rank holds whole: an ordinary call in both passes, with final results. The segment's rows are
-  /// those of the shard.
+  /// Lengths of consecutive packed sequences that this rank holds whole: an ordinary call in both passes, with final
+  /// results. The segment's rows are those of the shard.
   std::vector<std::int64_t> closed{};
   bool adds_to_q = false, adds_to_kv = false;
   bool whole_keys = false;        ///< the only launch with gradients for its keys, which are final
   bool beside_transfers = false;  ///< overlaps transfers, and leaves multiprocessors to them
-  /// Backward, own keys: launches of different queues run at once. One that has rows of queries or keys in common with earlier launches of another
-  /// queue follows that queue: it starts after all launches that are in it by then.
+  /// Backward, own keys: launches of different queues run at once. One that has rows of queries or keys in common with earlier launches of
+  /// another queue follows that queue: it starts after all launches that are in it by then.
   std::size_t queue = 0;
   std::array<bool, own_queues> follows{};
-  /// The entry of PartOrder::kept that its rows belong to (-1: none, dq is accumulated in memory), and its number among the launches of that entry.
+  /// The entry of PartOrder::kept that its rows belong to (-1: none, dq is accumulated in memory),
+  /// and its number among the launches of that entry.
   int kept = -1;
   std::uint32_t kept_number = 0;
   bool spread() const { return !key_ranges.empty(); }
@@ -64,7 +65,8 @@ struct OrderRequest {
   /// Allows launches with all keys of their rows, where these are contiguous or, if `spread`, in ranges of own and received rows.
   bool whole_rows = false, spread = false;
   bool closed_sequences = false;  ///< packed sequences that this rank holds whole make calls of their own
-  /// Pairs of tokens that a rank computes while keys arrive. Where launches leave multiprocessors to transfers, only so much work overlaps these.
+  /// Pairs of tokens that a rank computes while keys arrive. Where launches leave multiprocessors
+  /// to transfers, only so much work overlaps these.
   std::int64_t transfer_pairs = 0;
   bool leaves_multiprocessors = false;
   bool returns_early = false;  ///< backward: the return of dk and dv overlaps the last launches

@@ -174,7 +174,8 @@ class PeerTransport final : public Transport {
   }
 
  private:
-  /// Slices of messages between this rank and another, those of one call counted together; and the posts for which its lane has had no place yet.
+  /// Slices of messages between this rank and another, those of one call counted together; and the
+  /// posts for which its lane has had no place yet.
   struct Counts {
     std::atomic<std::uint32_t> awaited = 0, sent = 0;
     std::deque<Mailbox::Post> unposted{};
@@ -273,7 +274,8 @@ class PeerTransport final : public Transport {
     }
   }
 
-  /// Says where a message goes; gives the number of posts to its sender so far. Never waits: two ranks that both did would wait for each other.
+  /// Says where a message goes; gives the number of posts to its sender so far. Never waits: two
+  /// ranks that both did would wait for each other.
   std::uint64_t post(const Message& m) {
     const PeerMemory::Place place = memory_.place_of(m.data, m.bytes);
     std::deque<Mailbox::Post>& unposted = of(m.peer).unposted;
@@ -378,8 +380,8 @@ class PeerTransport final : public Transport {
   }
   /// Flags of this rank: set by the peer.
   driver::DevicePointer mine(Flag flag, int peer) const { return flags_ + flag_at(flag, peer); }
-  /// Later work of the stream waits until the peer has counted up to `value`. Where ranks share a GPU the host waits instead: a GPU has fewer queues
-  /// than there are streams, and one that waits can hold up the rank for which it waits.
+  /// Later work of the stream waits until the peer has counted up to `value`. Where ranks share a GPU the host waits instead: a GPU has
+  /// fewer queues than there are streams, and one that waits can hold up the rank for which it waits.
   void wait_for(driver::StreamHandle stream, Flag flag, int peer, std::uint32_t value) {
     const driver::DevicePointer at = mine(flag, peer);
     if (!shares_gpu_) {

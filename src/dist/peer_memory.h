@@ -1,6 +1,6 @@
 #pragma once
-// Device memory that peers write to: allocations of this rank, published in the mailbox, and those of other ranks, mapped here. Memory is freed once
-// all others have unmapped it.
+// Device memory that peers write to: allocations of this rank, published in the mailbox, and those of other ranks, mapped here.
+// Memory is freed once all others have unmapped it.
 #include <cstddef>
 #include <cstdint>
 #include <map>

@@ -63,8 +63,8 @@ std::int64_t work_of(const Workload& w, const std::vector<Block>& blocks) {
   return work;
 }
 
-/// Of a backward pass beside its products: rows of queries are prepared, and their dq made of its sum, which is cleared before. Where keys arrive, dk and dv of own keys
-/// are sums, of which these are made.
+/// Of a backward pass beside its products: rows of queries are prepared, and their dq made of its sum, which is cleared before. Where keys
+/// arrive, dk and dv of own keys are sums, of which these are made.
 std::int64_t rows_ns(const Workload& w, const Machine& machine, const RankLoad& load, int members) {
   const RowSizes row = row_sizes(w, members);
   const std::int64_t wide = wide_bytes(w), own = w.element_bytes;
@@ -383,8 +383,8 @@ ContextPlan make_plan(const Workload& w, const PlanRequest& request) {
 }
 
 std::int64_t slices_of(std::int64_t heads, std::int64_t row_bytes, std::int64_t message_bytes) {
-  // H200s, NVLink: rows of 1 KB move at 0.88 of the speed of whole messages, of 512 bytes at 0.73, of 256 at 0.4. Small messages in slices cost more than
-  // they save: with 4 MB in two, a forward pass of 8k tokens on four ranks went from 0.29 to 0.36 ms.
+  // H200s, NVLink: rows of 1 KB move at 0.88 of the speed of whole messages, of 512 bytes at 0.73, of 256 at 0.4. Small messages in slices
+  // cost more than they save: with 4 MB in two, a forward pass of 8k tokens on four ranks went from 0.29 to 0.36 ms.
   constexpr std::int64_t most = 5, least_row = 512, least_slice = 2 << 20, least_message = 8 << 20;
   for (std::int64_t slices = message_bytes < least_message ? 1 : most; slices > 1; --slices) {
     const std::int64_t first = heads >> (slices - 1);

@@ -1,6 +1,6 @@
 #pragma once
-// The plan of a context-parallel attention, as a value: who holds which tokens, who computes which blocks, what is sent when, and what that costs.
-// A pure function of the workload, the machine and the options: equal on every rank, and testable without a device.
+// The plan of a context-parallel attention, as a value: who holds which tokens, who computes which blocks, what is sent when, and what that
+// costs. A pure function of the workload, the machine and the options: equal on every rank, and testable without a device.
 //
 // Ranks form a grid: rank = group * head_groups + member. The ranks of a group share their queries and keep one share of the heads each;
 // groups exchange keys and values, and the sums of their gradients.
@@ -82,7 +82,8 @@ struct RankLoad {
   std::int64_t forward_beside_ns = 0, backward_beside_ns = 0;
 };
 
-/// Does a forward pass double-buffer this many bytes of received keys? A rank that is ahead then sends before its receiver is done with the last pass.
+/// Does a forward pass double-buffer this many bytes of received keys? A rank that is ahead then sends
+/// before its receiver is done with the last pass.
 constexpr bool double_buffers_keys(std::int64_t bytes) { return bytes <= std::int64_t{512} << 20; }
 
 struct ContextPlan {
@@ -115,8 +116,8 @@ ContextPlan make_plan(const Workload& workload, const PlanRequest& request);
 /// invalid_argument when these differ in lengths, or the request cannot be met.
 FixedLayout choose_layout(const std::vector<const Workload*>& workloads, const PlanRequest& request);
 
-/// In how many groups of heads the keys of a forward pass travel, if copy engines carry them: kernels begin when the first group is there, which is the
-/// smallest (Part::KeyRange::slices). row_bytes: of all heads of a token.
+/// In how many groups of heads the keys of a forward pass travel, if copy engines carry them: kernels begin when the first group is there,
+/// which is the smallest (Part::KeyRange::slices). row_bytes: of all heads of a token.
 std::int64_t slices_of(std::int64_t heads, std::int64_t row_bytes, std::int64_t message_bytes);
 
 /// A digest of all that ranks must agree on.

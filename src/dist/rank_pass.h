@@ -38,8 +38,8 @@ class RankPass {
     std::uint64_t ticket = 0;
     std::vector<Arrival> arrivals;
   };
-  /// Starts sending rows of this rank's shards and receiving rows of the others' into buffers; copies its own. in_slices: heads may arrive in groups, one
-  /// after the other; the same on all ranks.
+  /// Starts sending rows of this rank's shards and receiving rows of the others' into buffers; copies its own. in_slices: heads may arrive
+  /// in groups, one after the other; the same on all ranks.
   Gather gather(const std::vector<Sending>& sendings, const std::vector<Transfer>& wanted, const std::vector<Role>& roles,
                 bool in_slices = false);
   void finish(const Gather& gather);
@@ -75,7 +75,8 @@ class RankPass {
   /// The sink joins once, when the launches are merged; none of them has it.
   Attention without_sink() const;
 
-  /// Is each piece a message of its own, sent from where it lies to where it belongs? Else the pieces of a pair of ranks are packed into one.
+  /// Is each piece a message of its own, sent from where it lies to where it belongs? Else the
+  /// pieces of a pair of ranks are packed into one.
   bool direct() const { return memory_.direct() && c_.plan.head_groups == 1 && c_.batch() == 1; }
 
   const Context& c_;

@@ -1,6 +1,6 @@
 #pragma once
-// A second stream, whose launches fill multiprocessors left idle in the last wave of launches on the caller's stream. With priority, they take each
-// multiprocessor as soon as a CTA of the caller's stream leaves it.
+// A second stream, whose launches fill multiprocessors left idle in the last wave of launches on the caller's stream. With priority, they
+// take each multiprocessor as soon as a CTA of the caller's stream leaves it.
 #include "cuda/jit/driver.h"
 #include "foveal/attention.h"
 

@@ -13,8 +13,8 @@ struct Band {
   std::int64_t low = -unlimited, high = unlimited;
 };
 
-/// The band of a mask program made of comparisons of q_idx and kv_idx with constants (and known lengths), joined by &; nullopt for others. An
-/// empty program keeps everything.
+/// The band of a mask program made of comparisons of q_idx and kv_idx with constants (and known lengths), joined by &; nullopt
+/// for others. An empty program keeps everything.
 std::optional<Band> find_band(const scoring::Program& mask, std::optional<std::int64_t> seqlen_q, std::optional<std::int64_t> seqlen_kv);
 
 }  // namespace foveal::mask

@@ -53,9 +53,9 @@ class Classifier {
   scoring::IntervalProgram mask_;
 };
 
-/// Classifies tiles by interval evaluation, refining from large areas to tiles, for one batch and head. `reads` bounds what a parameter read
-/// can return over a range of indices; an unknown read makes its tile partial. Sound: tiles classified as full or empty are. An empty program
-/// makes all tiles full. Time and memory are proportional to the tiles on the borders of the mask.
+/// Classifies tiles by interval evaluation, refining from large areas to tiles, for one batch and head. `reads` bounds what a parameter
+/// read can return over a range of indices; an unknown read makes its tile partial. Sound: tiles classified as full or empty are. An empty
+/// program makes all tiles full. Time and memory are proportional to the tiles on the borders of the mask.
 BlockMask classify(const scoring::Program& mask, const Tiling& tiling, std::int64_t batch, std::int64_t head,
                    const scoring::ReadRanges& reads);
 BlockMask transpose(const BlockMask& mask);

@@ -323,8 +323,8 @@ class BackwardRows : Rows {
   double* const* dparams_ = nullptr;
 };
 
-/// Tasks are (batch, kv head), in chunks with their own accumulators for the parameters, which are summed in order at the end. The number of
-/// chunks depends on the problem alone, so the result does not depend on the number of threads.
+/// Tasks are (batch, kv head), in chunks with their own accumulators for the parameters, which are summed in order at the end. The number
+/// of chunks depends on the problem alone, so the result does not depend on the number of threads.
 class Reference : public planning::Executable {
  public:
   Reference(const Problem& problem, const PlanOptions& options, std::vector<bool> queries = {})

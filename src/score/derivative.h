@@ -12,8 +12,8 @@ namespace foveal::scoring {
 /// Chains of operations other than sums, each with a read of its own, take the square of their length: longer ones are refused.
 constexpr std::int64_t max_steps = 16 * static_cast<std::int64_t>(max_values);
 
-/// The derivatives of one value by leaves of its graph (the score or reads). Each visits only what depends on its variable, and passes over sums
-/// at once: a score that adds up thousands of trained reads takes time of its own size, and not of its square.
+/// The derivatives of one value by leaves of its graph (the score or reads). Each visits only what depends on its variable, and passes over
+/// sums at once: a score that adds up thousands of trained reads takes time of its own size, and not of its square.
 class Derivatives {
  public:
   Derivatives(Graph& graph, ValueId value);

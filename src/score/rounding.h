@@ -3,7 +3,8 @@
 
 namespace foveal::scoring {
 
-// Not inlined, in groups of files neither: GCC 12 makes one vector of two neighbours that are rounded to float, and then leaves the rounding out.
+// Not inlined, in groups of files neither: GCC 12 makes one vector of two neighbours that are
+// rounded to float, and then leaves the rounding out.
 [[gnu::noinline]] double to_float32(double x);
 [[gnu::noinline]] double to_bfloat16(double x);
 [[gnu::noinline]] double to_float16(double x);

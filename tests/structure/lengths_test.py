@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Does tools/check_functions.py see every form of a function in full? Each case is a signature, before a body of five lines."""
+"""Does tools/check_functions.py see every form of a function in full, and long comments? Each case is a signature, before a body of five lines."""
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
-from check_functions import functions  # noqa: E402
+from check_functions import functions, long_comments  # noqa: E402
 
 CASES = [
     "int f(int a)",
@@ -36,5 +36,8 @@ for case in ("struct S", "namespace n", "enum class E : int", "const int rows[] 
     if list(functions(case + " {\n  1\n};\n")):
         print(f"counted, but no function: {case}")
         wrong += 1
+if [number for number, columns in long_comments(["int a;" + 140 * " ", "// " + 137 * "a", "// " + 138 * "a"])] != [3]:
+    print("not refused: a comment of 141 columns, or refused: another line")
+    wrong += 1
 print(f"{len(CASES)} forms, {wrong} wrong")
 sys.exit(1 if wrong else 0)

@@ -1,7 +1,7 @@
 #pragma once
 // The AMX backward kernel, for scores without score_mod and masks that are ranges of keys: a block of 128 keys against pairs of tiles of 64
-// queries, in granules of 32 x 32. Scores are S^T (queries in lanes), so that rounded P^T and dS^T are the left operands of their products in
-// place, and lse and delta are two vectors of a granule. For each pair of tiles
+// queries, in granules of 32 x 32. Scores are S^T (queries in lanes), so that rounded P^T and dS^T are the left operands of their products
+// in place, and lse and delta are two vectors of a granule. For each pair of tiles
 //
 //   for each granule   S^T, dP^T of the next granule           K Q^T, V dO^T             tile instructions, between the rows of
 //                      P^T and dS^T of this one                                          vector instructions
@@ -10,15 +10,15 @@
 // Traffic between L1 and L2 decides its speed:
 // - Every operand of a tile instruction is a contiguous tile of 1 KB: keys are packed for all tiles of a block, queries for all blocks.
 // - Granules are visited in serpentine order, so that each shares its keys or its queries with the one before.
-// - Accumulators of dV and dK are loaded and stored once for 128 queries, those of dQ once for 128 keys. Interleaving the last three products
-//   with the vectors too would keep both units busy, but the working set of all five exceeds L1: nearly every tile would then come from L2,
-//   two thirds more than now.
+// - Accumulators of dV and dK are loaded and stored once for 128 queries, those of dQ once for 128 keys. Interleaving the last
+//   three products with the vectors too would keep both units busy, but the working set of all five exceeds L1: nearly every tile
+//   would then come from L2, two thirds more than now.
 // - A product has 2 x 2 accumulators, so that four loads serve four products.
 // - dS^T is also the right operand of dQ^T, with pairs of keys side by side. Two unpacks of two rows give that, up to a permutation of the
 //   queries, which write_queries() undoes.
-// - While AMX is busy, floating-point vectors issue once a cycle and integer ones are free: so the exponential is a conversion and a cubic in
-//   the mantissa, five floating-point operations with the score's own, relative error 7.5e-5, a third of a percent of the rounding to bf16
-//   that follows.
+// - While AMX is busy, floating-point vectors issue once a cycle and integer ones are free: so the exponential is a conversion
+//   and a cubic in the mantissa, five floating-point operations with the score's own, relative error 7.5e-5, a third of a
+//   percent of the rounding to bf16 that follows.
 #include <cstring>
 
 #include "cpu/kernels/amx_backward_layout.h"

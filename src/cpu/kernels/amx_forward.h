@@ -1,17 +1,17 @@
 #pragma once
-// The AMX forward kernel, for scores without score_mod and masks that are ranges of keys. Unlike BlockOps, rows are queries and lanes are keys,
-// so that rounded probabilities are the left operand of the product with V in place. Tile and vector units work at the same time:
+// The AMX forward kernel, for scores without score_mod and masks that are ranges of keys. Unlike BlockOps, rows are queries and lanes are
+// keys, so that rounded probabilities are the left operand of the product with V in place. Tile and vector units work at the same time:
 //
 //   for each granule of 32 keys   S' = Q K^T of the next granule             tile instructions, between the rows of
 //                                 the exponential of this granule            vector instructions
 //
-// O += P V runs in one of two places: interleaved with the exponentials, a block of 64 keys later (BesideVectors), or after those of a block
-// of 256 keys (AfterVectors). Interleaved, its tile instructions are hidden; afterwards, its accumulators are loaded and stored a quarter as
-// often, and four loads serve four products.
+// O += P V runs in one of two places: interleaved with the exponentials, a block of 64 keys later (BesideVectors), or after those of a
+// block of 256 keys (AfterVectors). Interleaved, its tile instructions are hidden; afterwards, its accumulators are loaded and stored a
+// quarter as often, and four loads serve four products.
 //
 // What decides its speed, as measured:
-// - Every operand of a tile instruction is a contiguous tile of 1 KB. Keys and values are packed once for all queries, in the order in which
-//   they are visited; scores are double-buffered in L1.
+// - Every operand of a tile instruction is a contiguous tile of 1 KB. Keys and values are packed once for all queries, in the order in
+//   which they are visited; scores are double-buffered in L1.
 // - A pair of accumulators is stored while the other pair works (see amx_steps.h).
 // - While AMX is busy, floating-point vectors issue once a cycle: the exponential is a table, a shift and a quadratic, accurate to fp32
 //   because lse is, with seven floating-point operations for 16 scores, the row sum included.
@@ -149,8 +149,8 @@ class AmxForward : AmxForwardLayout {
     };
     return below(span.ranges.last[row]) & ~below(span.ranges.first[row]);
   }
-  /// The exponentials of a granule, interleaved with the queued tile instructions. False where a score exceeds the current maximum by so much
-  /// that the granule must be recomputed.
+  /// The exponentials of a granule, interleaved with the queued tile instructions. False where a score exceeds the current maximum
+  /// by so much that the granule must be recomputed.
   bool exponentials(const KeySpan& span, int granule, int slot) {
     const bool products = jobs_.count > 2 / Steps::kColumns;
     bool fine = true;

@@ -11,7 +11,8 @@ inline void store_tile(char* tile, const __m512i (&x)[16]) {
   for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, x[i]);
 }
 
-/// For every 16 rows tiles of 16 rows x 32 dims, each changed by fn before it is stored: transposed, it is one of 16 pairs of dims x 16 rows.
+/// For every 16 rows tiles of 16 rows x 32 dims, each changed by fn before it is stored:
+/// transposed, it is one of 16 pairs of dims x 16 rows.
 template <class Row, class Fn>
 void pack_row_tiles(int rows, int dim, const Row& row, std::int64_t stride, void* packed, const Fn& fn) {
   char* out = static_cast<char*>(packed);

@@ -1,6 +1,6 @@
 #pragma once
-// The three products by AMX: matrices of 16 x 16 tiles, multiplied by AmxMultiply. `Tiles` is the hardware or, in tests, a scalar model of it.
-// Right operands are those of VDPBF16PS (pairs along the reduced index); left operands must be contiguous along the reduced index:
+// The three products by AMX: matrices of 16 x 16 tiles, multiplied by AmxMultiply. `Tiles` is the hardware or, in tests, a scalar model of
+// it. Right operands are those of VDPBF16PS (pairs along the reduced index); left operands must be contiguous along the reduced index:
 //
 //   dot     keys[key][d]                 times panel[d / 2][lane]      rows of keys, copied where they cannot be loaded as tiles
 //   mix     columns[d][key]              times weights[key / 2][lane]  the block transposed

@@ -1,6 +1,6 @@
 #pragma once
-// AMX products one step at a time, so that vector instructions can be interleaved. Steps are copied into the loop that uses them, to stay in
-// registers.
+// AMX products one step at a time, so that vector instructions can be interleaved. Steps are copied into
+// the loop that uses them, to stay in registers.
 #include <cstdint>
 
 namespace foveal::cpu {

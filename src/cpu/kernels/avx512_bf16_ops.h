@@ -1,7 +1,7 @@
 #pragma once
 // BlockOps for bf16 on AVX-512: packing, and the softmax between the products. `Products` supplies the three products and the block sizes:
-// Dpbf16Products (VDPBF16PS, dpbf16_products.h) or AmxProducts (AMX, amx_products.h). Products::kStep is the number of elements that one step
-// of a product reduces; panels, rows and weights are padded to it with zeros.
+// Dpbf16Products (VDPBF16PS, dpbf16_products.h) or AmxProducts (AMX, amx_products.h). Products::kStep is the number of elements that one
+// step of a product reduces; panels, rows and weights are padded to it with zeros.
 //
 // Weights are probabilities or score gradients rounded to bf16, in the two forms that the products reduce over:
 //   for mix, which reduces over keys      Pair[key / 2][lane]

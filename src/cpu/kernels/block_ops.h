@@ -1,6 +1,7 @@
 #pragma once
-// The microkernel interface: operations on one block of keys and one tile of lanes. The passes (forward.cpp, backward.cpp) are written once,
-// in ordinary code, over this table; a target fills it from the templates beside this file (plain_ops.h) or with operations of its own.
+// The microkernel interface: operations on one block of keys and one tile of lanes. The passes (forward.cpp,
+// backward.cpp) are written once, in ordinary code, over this table; a target fills it from the templates beside this
+// file (plain_ops.h) or with operations of its own.
 //
 // Everything is S^T: a score tile is Real[block_kv][tile_lanes], one row per key, one lane per (query head, query). Three matrix
 // products do the work, one for each index that is reduced:
@@ -109,8 +110,8 @@ struct ForwardVisit {
   int dim, dim_v, block;
 };
 
-/// A forward kernel over packed queries, keys and values, for bf16 without score_mod where masks are ranges of keys (amx_forward.h). Sizes in
-/// bytes, of a tile of queries or of `keys` keys.
+/// A forward kernel over packed queries, keys and values, for bf16 without score_mod where masks are ranges of keys (amx_forward.h). Sizes
+/// in bytes, of a tile of queries or of `keys` keys.
 struct PackedForwardOps {
   int rows;  ///< queries of a tile
   int (*block)(int dim, int dim_v);
@@ -183,8 +184,8 @@ struct ScoreScale {
   }
 };
 
-/// A maximum of this size or more is far: the maximum is subtracted before the conversion to base 2. One fused multiply-subtract, as is used
-/// near 0, would expose the rounding of the maximum in base 2.
+/// A maximum of this size or more is far: the maximum is subtracted before the conversion to base 2. One fused multiply-subtract, as is
+/// used near 0, would expose the rounding of the maximum in base 2.
 constexpr int far_units = 4096;
 
 template <class Real>
@@ -193,7 +194,8 @@ struct BlockOps {
   int tile_lanes;
   int block_kv;
   int key_multiple;
-  /// Weights are the tile, and pointers to tiles may be advanced by a multiple of 16 lanes. Otherwise weights have buffers of 2-byte elements.
+  /// Weights are the tile, and pointers to tiles may be advanced by a multiple of 16 lanes.
+  /// Otherwise weights have buffers of 2-byte elements.
   bool weights_in_tile;
 
   // Packing. Sizes in bytes.
@@ -225,8 +227,8 @@ struct BlockOps {
   /// lse once more, to base 2, would show in dv. Writes weights.spread.
   void (*probabilities)(Real* tile, KeyRange range, int lanes, const ScoreScale<Real>& scale, LaneRanges ranges, const Real* far,
                         const Real* lse, Weights weights);
-  /// ds = p * (dp - delta[lane]) in place of dp, exact zeros where p is zero. Writes both weights. (softmax and score_gradient may leave the
-  /// tile unspecified when they write weights.)
+  /// ds = p * (dp - delta[lane]) in place of dp, exact zeros where p is zero. Writes both weights. (softmax and score_gradient may leave
+  /// the tile unspecified when they write weights.)
   void (*score_gradient)(const Real* p, Real* dp, KeyRange range, int lanes, const Real* delta, Weights weights);
   /// Rounds a tile that something else changed last to weights.
   void (*round_weights)(const Real* tile, KeyRange range, int lanes, Weights weights);

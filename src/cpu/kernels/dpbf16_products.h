@@ -1,6 +1,6 @@
 #pragma once
-// The three products by VDPBF16PS: a pair of bf16 of one operand is broadcast against 16 pairs of the other, and both products of a pair are
-// added to an fp32. All three are one loop over a register tile of up to 6 x 64; only the strides of the broadcasts differ.
+// The three products by VDPBF16PS: a pair of bf16 of one operand is broadcast against 16 pairs of the other, and both products of a pair
+// are added to an fp32. All three are one loop over a register tile of up to 6 x 64; only the strides of the broadcasts differ.
 //
 //   dot     broadcast (d, d + 1) of a key's own row              against panel[d / 2][lane]
 //   mix     broadcast (key, key + 1) of column d, pairs of rows  against weights[key / 2][lane]
@@ -20,8 +20,8 @@ struct Dpbf16Products {
 
   static std::size_t operand_bytes(int dim) { return 2 * copy_bytes(dim); }
 
-  /// dot reads rows in place where they are contiguous, of even length, and not a multiple of 2 KB apart (they would map to a few sets of L1).
-  /// Pairs of rows for mix are always packed.
+  /// dot reads rows in place where they are contiguous, of even length, and not a multiple of 2 KB apart (they would map to a few sets of
+  /// L1). Pairs of rows for mix are always packed.
   static Operand prepare(const KeyRows& rows, int keys, int dim, OperandUse use, void* scratch) {
     Operand operand;
     const BlockRow row{rows, keys};

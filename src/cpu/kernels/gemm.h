@@ -1,6 +1,6 @@
 #pragma once
-// The GEMM microkernel behind dot, mix and spread: C[m][n] (+)= sum over k of A(m, k) * B[k][n]. Columns of B and C are vectors; elements of
-// A are broadcast from memory, so A needs no packing and odd sizes are loop counts, not masks.
+// The GEMM microkernel behind dot, mix and spread: C[m][n] (+)= sum over k of A(m, k) * B[k][n]. Columns of B and C are vectors; elements
+// of A are broadcast from memory, so A needs no packing and odd sizes are loop counts, not masks.
 #include <cstdint>
 
 namespace foveal::cpu {

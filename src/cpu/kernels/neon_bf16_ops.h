@@ -1,7 +1,7 @@
 #pragma once
-// BlockOps for bf16 by BFMMLA: two rows of one operand times two of the other, four bf16 of each, added to 2 x 2 fp32. The result is that of
-// two consecutive BFDOT, to the bit, in half the instructions. A last odd row uses BFDOT. Operands are stored as pairs, of which two steps are
-// zipped in registers:
+// BlockOps for bf16 by BFMMLA: two rows of one operand times two of the other, four bf16 of each, added to 2 x 2 fp32. The result
+// is that of two consecutive BFDOT, to the bit, in half the instructions. A last odd row uses BFDOT. Operands are stored as
+// pairs, of which two steps are zipped in registers:
 //
 //   dot     broadcast (d, d + 1) of a key's row                  against panel[d / 2][lane]
 //   mix     broadcast (key, key + 1) of column d, pairs of rows  against weights[key / 2][lane]
@@ -154,7 +154,8 @@ struct NeonBf16Ops : LaneOps<NeonF32, 64> {
     std::int64_t c_row;
   };
 
-  /// The pairs of two steps of row 0, then of row 1; zeros for a missing second step. kRowsTogether: rows are adjacent in memory, not steps.
+  /// The pairs of two steps of row 0, then of row 1; zeros for a missing second step.
+  /// kRowsTogether: rows are adjacent in memory, not steps.
   template <bool kRowsTogether, bool kWhole>
   static bfloat16x8_t two_rows(const char* a, std::int64_t row, std::int64_t step) {
     const auto pairs = [](const char* at) { return vreinterpret_u32_u8(vld1_u8(reinterpret_cast<const std::uint8_t*>(at))); };

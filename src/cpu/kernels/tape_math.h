@@ -1,5 +1,5 @@
-// The functions of the score language on vectors. Single precision: minimax polynomials over the reduced range (error below 5e-9 each), accurate
-// to 2-3 ulp. Double precision: the C library, element by element.
+// The functions of the score language on vectors. Single precision: minimax polynomials over the reduced range (error below 5e-9 each),
+// accurate to 2-3 ulp. Double precision: the C library, element by element.
 #pragma once
 #include "cpu/kernels/vector.h"
 

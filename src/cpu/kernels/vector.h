@@ -1,5 +1,5 @@
-// Vectors by the compiler's vector extension, as wide as the target's registers. Target units define FOVEAL_VECTOR_BYTES and include this; as
-// all of a target unit, it is in an anonymous namespace and uses no std templates.
+// Vectors by the compiler's vector extension, as wide as the target's registers. Target units define FOVEAL_VECTOR_BYTES and include this;
+// as all of a target unit, it is in an anonymous namespace and uses no std templates.
 #pragma once
 #include <cstddef>
 #include <cstdint>

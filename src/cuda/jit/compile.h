@@ -1,5 +1,6 @@
 #pragma once
-// Sources to images: through the memory cache, what is shipped beside the library, the disk cache, and NVRTC, in this order. No device is needed.
+// Sources to images: through the memory cache, what is shipped beside the library, the disk cache,
+// and NVRTC, in this order. No device is needed.
 #include <memory>
 #include <optional>
 #include <string>

@@ -8,16 +8,18 @@
 
 namespace foveal::cuda::jit {
 
-/// Where entries live: set_cache_folder(), else $FOVEAL_CACHE_DIR, else $XDG_CACHE_HOME/foveal, else $HOME/.cache/foveal, of the latter two those
-/// that are absolute paths. "" means no disk cache.
+/// Where entries live: set_cache_folder(), else $FOVEAL_CACHE_DIR, else $XDG_CACHE_HOME/foveal, else $HOME/.cache/foveal, of the latter two
+/// those that are absolute paths. "" means no disk cache.
 std::string cache_folder();
 void set_cache_folder(std::string folder);
 
-/// Why nothing is read or written there: it is not a directory of the user's own that is closed to all others (0700). "" when it can be used.
+/// Why nothing is read or written there: it is not a directory of the user's own that is closed
+/// to all others (0700). "" when it can be used.
 std::string cache_unusable();
 
 std::optional<Image> cache_read(const std::string& key);
-/// Publishes the entry; beyond 1 GiB the least recently used entries are removed. A failure (read-only or full disk) is no error: the kernel is compiled again next time.
+/// Publishes the entry; beyond 1 GiB the least recently used entries are removed. A failure (read-only or full disk) is no
+/// error: the kernel is compiled again next time.
 void cache_write(const Image& image);
 
 /// Keeps a text that did not compile beside the entries; its path, "" when it could not be written.

@@ -224,9 +224,9 @@ class BesideCapture {
   int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then the one before
 };
 
-/// What a prepared computation holds on a device: a library of kernels, or memory. Queued work may still use it, and its last owner may not be
-/// allowed to call the driver (the destructor of a graph): so it is released later, together with others, when the next computation is
-/// prepared.
+/// What a prepared computation holds on a device: a library of kernels, or memory. Queued work may still use it, and its
+/// last owner may not be allowed to call the driver (the destructor of a graph): so it is released later, together with
+/// others, when the next computation is prepared.
 class Held {
  public:
   Held() = default;

@@ -1,7 +1,7 @@
 #pragma once
 // NVRTC, the run-time compiler, loaded when first needed. The environment variable FOVEAL_NVRTC_PATH (the library, its folder, or a virtual
-// environment that has the wheel) takes precedence over all else. Otherwise it is searched at an explicit path, by the loader, in a CUDA toolkit,
-// and in the PyPI wheel nvidia-cuda-nvrtc, in this order.
+// environment that has the wheel) takes precedence over all else. Otherwise it is searched at an explicit path, by the loader, in a CUDA
+// toolkit, and in the PyPI wheel nvidia-cuda-nvrtc, in this order.
 #include <string>
 #include <vector>
 

@@ -35,7 +35,8 @@ struct Shipped {
   File folder{-1};
 };
 
-/// The file that holds this code: the library, an extension of Python, or a program, which the loader calls by the name that it was called by.
+/// The file that holds this code: the library, an extension of Python, or a program, which the
+/// loader calls by the name that it was called by.
 std::filesystem::path library_path() {
   Dl_info info{};
   const bool known = dladdr(reinterpret_cast<const void*>(&library_path), &info) != 0 && info.dli_fname;

@@ -1,5 +1,6 @@
 #pragma once
-// The portable backward pass: delta and far rows, then dk and dv, then dq with the gradients of parameters (split), or both in one launch (two_scan).
+// The portable backward pass: delta and far rows, then dk and dv, then dq with the gradients of
+// parameters (split), or both in one launch (two_scan).
 #include "cuda/candidate.h"
 #include "cuda/jit/source.h"
 #include "cuda/tune/sm80.h"

@@ -1,7 +1,7 @@
 #pragma once
 // The fused backward for Hopper: bf16 and f16, head dims up to 256 that are multiples of 8, rows aligned to 16 bytes. Launches:
-// statistics of rows and zeros; the five products; where the query heads of a group are split, their sums of dk and dv; dq from its fp32 sum; then the
-// passes of the read plan that sum gradients of parameters (tune/read_plan.h).
+// statistics of rows and zeros; the five products; where the query heads of a group are split, their sums of dk and dv; dq from its fp32
+// sum; then the passes of the read plan that sum gradients of parameters (tune/read_plan.h).
 #include "cuda/candidate.h"
 #include "cuda/jit/source.h"
 #include "cuda/tune/sm90.h"

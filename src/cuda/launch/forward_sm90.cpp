@@ -48,8 +48,8 @@ bool reads_follow_heads(const scoring::Program& program) {
   return true;
 }
 
-/// The problem with its keys rounded up to a power of two, which stands for all shorter ones. Where queries come after the keys of a cache, their
-/// offset moves along.
+/// The problem with its keys rounded up to a power of two, which stands for all shorter ones. Where queries come after
+/// the keys of a cache, their offset moves along.
 problem::Problem any_length(const problem::Problem& p) {
   problem::Problem any = p;
   any.any_length = true;

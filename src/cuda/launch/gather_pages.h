@@ -1,5 +1,6 @@
 #pragma once
-// Keys and values on pages, for kernels that want those of a sequence together: copied before a pass, and their gradients summed into the pages after it.
+// Keys and values on pages, for kernels that want those of a sequence together: copied before a pass, and
+// their gradients summed into the pages after it.
 #include <memory>
 
 #include "cuda/candidate.h"

@@ -1,6 +1,6 @@
 #pragma once
-// Gradients of keys and values to which several tasks add, as the query heads of a group are split among them: fp32 sums in the workspace, cleared before the
-// backward kernel and written to the caller's tensors after it.
+// Gradients of keys and values to which several tasks add, as the query heads of a group are split among them: fp32 sums in the workspace,
+// cleared before the backward kernel and written to the caller's tensors after it.
 #include <memory>
 #include <vector>
 

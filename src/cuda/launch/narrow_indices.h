@@ -1,6 +1,6 @@
 #pragma once
-// Integers that pairs read only to index a small table (`e[kind[q_idx, kv_idx], head]`) are narrowed to bytes before a forward pass of the Hopper
-// kernels: `kind` is read once in its own type, and then as bytes for each head of each sequence.
+// Integers that pairs read only to index a small table (`e[kind[q_idx, kv_idx], head]`) are narrowed to bytes before a forward pass of the
+// Hopper kernels: `kind` is read once in its own type, and then as bytes for each head of each sequence.
 #include <memory>
 #include <optional>
 

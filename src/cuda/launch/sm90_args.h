@@ -14,8 +14,8 @@ namespace foveal::cuda {
 /// What no sm_90 kernel can do.
 std::optional<std::string> refuses_sm90(const problem::Problem& problem);
 
-/// What a miss in L2 fetches from memory (CUtensorMapL2promotion). 256 bytes reach beyond the row of a box, to what other CTAs read later: decode, which memory
-/// binds and which reads K and V once, is 2 to 5 % faster with 128; other passes are level.
+/// What a miss in L2 fetches from memory (CUtensorMapL2promotion). 256 bytes reach beyond the row of a box, to what other CTAs read later:
+/// decode, which memory binds and which reads K and V once, is 2 to 5 % faster with 128; other passes are level.
 enum class L2Fetch { bytes_128 = 2, bytes_256 = 3 };
 
 /// A map of [batch, seqlen, heads, dim] for boxes of `rows` rows by 64 columns; only the first `seqlen` rows exist, what lies beyond

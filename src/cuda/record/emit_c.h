@@ -1,5 +1,6 @@
 #pragma once
-// Recorded passes as C: a header and a source that any C or C++ compiler takes, which need the driver (libcuda) at run time and nothing else.
+// Recorded passes as C: a header and a source that any C or C++ compiler takes, which need the
+// driver (libcuda) at run time and nothing else.
 #include <string>
 #include <vector>
 

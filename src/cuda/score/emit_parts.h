@@ -67,7 +67,8 @@ struct PairRead {
   int run;       ///< ColumnForm::run, where a thread then loads an element once for several of its columns; otherwise 0
   bool repeats;  ///< ColumnForm::repeats
 };
-/// Reads of one element per pair whose index does not depend on the score: a kernel may prefetch them, except those that TMA loads as tiles.
+/// Reads of one element per pair whose index does not depend on the score: a kernel may
+/// prefetch them, except those that TMA loads as tiles.
 std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, const std::vector<ValueId>& tiled);
 std::string emit_pair_reads(const Problem& p, const Program& program, const std::vector<PairRead>& reads);
 std::string emit_tables(const Problem& p, const Program& program, const std::vector<ReadTable>& tables);

@@ -125,7 +125,8 @@ class Analysis {
     return elements;
   }
 
-  /// The key's position comes first among the dimensions of pairs: the elements of a tile's keys stand together, whatever the other indices are.
+  /// The key's position comes first among the dimensions of pairs: the elements of a tile's keys
+  /// stand together, whatever the other indices are.
   bool is_led_by_key(const TrainableRead& read) const {
     constexpr std::int64_t keys = 128, most = ReadLimits::most_in_window;  // of a tile; of a window of bins
     std::int64_t of_key = 0;                                               // elements

@@ -1,6 +1,6 @@
 #pragma once
-// The trained reads of a problem's score: how gradients are stored, and what kernels need to know about their terms. Which kernel sums them:
-// planned_read.h.
+// The trained reads of a problem's score: how gradients are stored, and what kernels need to know about their
+// terms. Which kernel sums them: planned_read.h.
 #include <cstdint>
 #include <vector>
 
@@ -29,8 +29,8 @@ ExactSums exact_sums(const problem::Problem& problem);
 
 /// What of trained reads a backward kernel has room for.
 struct ReadLimits {
-  /// Elements of a parameter that bins hold whole. Of a larger one they hold a window that moves along with the tiles, if its elements lie so,
-  /// which leaves room for tables that are read.
+  /// Elements of a parameter that bins hold whole. Of a larger one they hold a window that moves along with the tiles, if its elements lie
+  /// so, which leaves room for tables that are read.
   static constexpr std::int64_t whole_bins = 16640;
   /// Elements of a window.
   static constexpr int most_in_window = 16384, least_in_window = 2048;

@@ -1,6 +1,6 @@
 #pragma once
-// Trained reads of a table per query, `t[..., q_idx, f(kv_idx)]`: rows of tiles touch disjoint elements, so that a kernel that owns queries can sum them
-// in shared memory (device/kernels/rows_sm90.cuh).
+// Trained reads of a table per query, `t[..., q_idx, f(kv_idx)]`: rows of tiles touch disjoint elements, so that a kernel that owns queries
+// can sum them in shared memory (device/kernels/rows_sm90.cuh).
 #include <optional>
 #include <vector>
 

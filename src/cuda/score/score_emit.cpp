@@ -103,8 +103,9 @@ struct Offsets {
   }
 };
 
-/// How many pairs of a thread are evaluated at a time, 0: all of them. Unrolled for all pairs, twice or more in a kernel, a long score compiles for
-/// minutes. Not where the product starts from offsets, or pairs have elements in registers of their own. given: without reads of pairs.
+/// How many pairs of a thread are evaluated at a time, 0: all of them. Unrolled for all pairs, twice or more in a
+/// kernel, a long score compiles for minutes. Not where the product starts from offsets, or pairs have elements in
+/// registers of their own. given: without reads of pairs.
 int pairs_in_part(const Problem& p, const Given& given, const Ahead& ahead) {
   if (!p.has_score_mod() || !ahead.tiles.empty() || ahead.offsets_first || ahead.offset_columns) return 0;
   const scoring::ScoreProgram& score = *p.score;

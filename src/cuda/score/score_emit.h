@@ -27,8 +27,8 @@ struct Ahead {
   bool several_heads = false;  ///< GQA packing: only what is the same for all heads of a group may be hoisted out of the loops over pairs
 };
 
-/// The text of emit.cuh for a problem. It depends on expressions and dtypes; on sizes only where they decide the width of an integer or make
-/// a clamp unnecessary; on strides only where they are 0 or 1.
+/// The text of emit.cuh for a problem. It depends on expressions and dtypes; on sizes only where they decide the width of an integer or
+/// make a clamp unnecessary; on strides only where they are 0 or 1.
 std::string emit_score(const problem::Problem& problem, const Ahead& ahead = {});
 /// May an index of a kept pair be out of bounds, as far as is known without data?
 bool reads_may_leave(const problem::Problem& problem);

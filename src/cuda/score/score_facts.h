@@ -7,9 +7,9 @@
 
 namespace foveal::cuda {
 
-/// A read of one element per pair that TMA can load as tiles. Neighbouring keys read contiguous elements of aligned rows. One index is kv plus
-/// a constant that starts the box at a multiple of 16 bytes (at least within each chunk of 128 bytes), one is q plus a constant, both in bounds;
-/// the others are uniform over the pairs of a head.
+/// A read of one element per pair that TMA can load as tiles. Neighbouring keys read contiguous elements of aligned rows. One index is kv
+/// plus a constant that starts the box at a multiple of 16 bytes (at least within each chunk of 128 bytes), one is q plus a constant, both
+/// in bounds; the others are uniform over the pairs of a head.
 struct PairTile {
   scoring::ValueId read;
   std::size_t param;
@@ -28,8 +28,9 @@ struct ReadTable {
   std::int64_t elements, entries;  ///< without and with padding
   int copies = 0;                  ///< replicated, each for every copies-th lane, against bank conflicts
 };
-/// Entries of a dimension of a table. The last dimension is padded to an odd number where another one varies over pairs, too: lanes that differ in
-/// the query only then hit different banks. In forward passes a table indexed by one byte has 256 entries, so that no clamp is needed.
+/// Entries of a dimension of a table. The last dimension is padded to an odd number where another one varies over
+/// pairs, too: lanes that differ in the query only then hit different banks. In forward passes a table indexed by one
+/// byte has 256 entries, so that no clamp is needed.
 std::int64_t table_row_entries(const problem::Problem& problem, const std::vector<scoring::ValueId>& index, std::size_t dimension,
                                std::int64_t size);
 /// Those of the pass's program that are neither line values nor tiles, the smallest first.
@@ -52,29 +53,29 @@ bool reads_pairs(const problem::Problem& problem, std::uint8_t ignored = 0, cons
 /// Does it read such elements that all sequences share? Then the tasks of one head should follow each other.
 bool sequences_share_pairs(const problem::Problem& problem);
 
-/// How many offsets a forward pass adds that are outer products of a row value and a column value: tensor cores can add these as extra columns of
-/// the head dim (device/tile/extra_columns.cuh). 0: some are not, or too few or too many to pay.
+/// How many offsets a forward pass adds that are outer products of a row value and a column value: tensor cores can add these as extra
+/// columns of the head dim (device/tile/extra_columns.cuh). 0: some are not, or too few or too many to pay.
 int offsets_as_columns(const problem::Problem& problem, const LineValues& lines);
 
 /// Is the score a softcap: factor * tanh(raw score * factor)?
 bool is_softcap(const problem::Problem& problem);
 /// Is the score of a forward pass the raw score times a uniform factor, plus short offsets that do not depend on it?
 bool is_sum(const problem::Problem& problem);
-/// Should a forward kernel with these tiles and tables start its accumulators from the offsets, so that the tensor cores add them to q . k? Pays for
-/// tables indexed by integers that are read (as byte tiles where they differ per pair); tables indexed by a difference of positions are faster
-/// after the product, and other offsets cost the same in both places.
+/// Should a forward kernel with these tiles and tables start its accumulators from the offsets, so that the tensor cores add them to q . k?
+/// Pays for tables indexed by integers that are read (as byte tiles where they differ per pair); tables indexed by a difference of
+/// positions are faster after the product, and other offsets cost the same in both places.
 bool offsets_come_first(const problem::Problem& problem, const std::vector<PairTile>& tiles, const std::vector<ReadTable>& tables);
 /// Does the score of a forward pass, or the mask, depend on the head?
 bool score_depends_on_head(const problem::Problem& problem);
 bool mask_depends_on_head(const problem::Problem& problem);
-/// Which values of the pass's program are affine in q and kv, with a uniform factor and uniform terms? These take two instructions where they
-/// are used, less than loading a line value costs.
+/// Which values of the pass's program are affine in q and kv, with a uniform factor and uniform terms? These take two instructions where
+/// they are used, less than loading a line value costs.
 base::IdVector<char> affine_values(const problem::Problem& problem);
-/// Which values kernels of other types compute in double: reals that decide something discrete (score/discrete.h) and come from float64 tensors.
-/// They are computed for each pair, not hoisted, as what is hoisted is kept in words of 32 bits.
+/// Which values kernels of other types compute in double: reals that decide something discrete (score/discrete.h) and come from float64
+/// tensors. They are computed for each pair, not hoisted, as what is hoisted is kept in words of 32 bits.
 base::IdVector<char> double_values(const problem::Problem& problem, const scoring::Program& program);
-/// Is the score too long to be inlined for each pair of a thread? Then it is a function call: slower, but ptxas finishes in seconds. Kernels with
-/// wgmma cannot make calls.
+/// Is the score too long to be inlined for each pair of a thread? Then it is a function call: slower, but ptxas finishes in
+/// seconds. Kernels with wgmma cannot make calls.
 bool is_long(const problem::Problem& problem);
 /// Is a factor of the slope of the score_mod applied after the sums (slope_unit)?
 bool slope_has_unit(const problem::Problem& problem);

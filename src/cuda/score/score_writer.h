@@ -1,6 +1,6 @@
 #pragma once
-// The instructions of a score program as CUDA text: only those that an output needs and that the kernel has not computed yet, with factors that
-// are uniform over the pairs of a head hoisted out of products. Products: score_products.cpp; indices: score_indices.cpp.
+// The instructions of a score program as CUDA text: only those that an output needs and that the kernel has not computed yet, with factors
+// that are uniform over the pairs of a head hoisted out of products. Products: score_products.cpp; indices: score_indices.cpp.
 
 #include <cmath>
 #include <cstdint>
@@ -96,7 +96,8 @@ class Writer {
     };
     Hoisted gain;
     bool is_long = false;  ///< its offsets take so many instructions per pair that they must not wait for the PV product
-    /// It is constant apart from the scale, which kernels apply when they search maxima, and at least 1, so that what it divides stays finite.
+    /// It is constant apart from the scale, which kernels apply when they search maxima, and at
+    /// least 1, so that what it divides stays finite.
     bool gain_is_plain = false;
     std::vector<Offset> offsets{};  ///< those that fewer pairs differ in first
   };
@@ -117,8 +118,8 @@ class Writer {
   /// Is the result of the forward pass the given tanh times uniform factors?
   bool is_softcap(ValueId value) const { return is_tanh(product_of(value)); }
 
-  /// A column part that splits into a value at at.kv - at.kv_step plus one at at.kv_step, for key tiles that are multiples or divisors of these
-  /// block sizes (fv_steps_apart): indices by `//` and `%` then cost an immediate offset.
+  /// A column part that splits into a value at at.kv - at.kv_step plus one at at.kv_step, for key tiles that are multiples or divisors of
+  /// these block sizes (fv_steps_apart): indices by `//` and `%` then cost an immediate offset.
   struct ColumnSteps {
     std::string origin, step;
     std::vector<std::int64_t> blocks{};
@@ -150,7 +151,8 @@ class Writer {
   /// The offset in bytes, as an origin that the pairs of a thread share and a step from there; no step where an index may be clamped.
   std::pair<std::string, std::string> bytes_from_origin(const Instr& instr) const;
 
-  /// Is an index a multiple of this position, q_idx or kv_idx, and what is the same for all pairs, perhaps with a multiple of the other one?
+  /// Is an index a multiple of this position, q_idx or kv_idx, and what is the same for all
+  /// pairs, perhaps with a multiple of the other one?
   bool steps_with(ValueId index, Op position) const;
 
  private:
@@ -159,8 +161,8 @@ class Writer {
 
   bool is_uniform(ValueId id) const;
 
-  /// A value as a product: a constant, uniform factors, and the rest, a value or a product of values. The reordering changes rounding, which only
-  /// 16-bit inputs tolerate; for others the rest is the value itself.
+  /// A value as a product: a constant, uniform factors, and the rest, a value or a product of values. The reordering changes rounding,
+  /// which only 16-bit inputs tolerate; for others the rest is the value itself.
   struct Product {
     struct Factor {
       ValueId id;
@@ -208,8 +210,8 @@ class Writer {
 
   std::string value_text(ValueId id) const;
 
-  /// An integer sum with q or kv in it, as an origin that the pairs of a thread share and a compile-time step: indices become one address with
-  /// immediate offsets, reals one conversion, and pairs on one diagonal share both.
+  /// An integer sum with q or kv in it, as an origin that the pairs of a thread share and a compile-time step: indices become one address
+  /// with immediate offsets, reals one conversion, and pairs on one diagonal share both.
   struct SumOfPlaces {
     std::string origin, step;
     std::int64_t factors;  ///< of q and kv together, without their signs

@@ -1,5 +1,6 @@
 #pragma once
-// What the tables of configurations of both passes share: rows that were measured, the choice among them, and what `foveal tune` found instead.
+// What the tables of configurations of both passes share: rows that were measured, the choice
+// among them, and what `foveal tune` found instead.
 #include <algorithm>
 #include <utility>
 

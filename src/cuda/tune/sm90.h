@@ -1,6 +1,6 @@
 #pragma once
-// Configurations of the sm_90 kernels, their shared memory and registers, and the choice among them by tables: pure functions from a problem to
-// printable values. Tile schedulers: sm90_order.h.
+// Configurations of the sm_90 kernels, their shared memory and registers, and the choice among them by tables: pure functions from a
+// problem to printable values. Tile schedulers: sm90_order.h.
 #include <optional>
 #include <string>
 #include <vector>
@@ -154,19 +154,21 @@ std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);
 
 /// The backward kernel for the problem's head dims.
 const char* sm90_backward_kernel(const problem::Problem& problem);
-/// The kernel that sums gradients of parameters after a backward kernel without registers for per-pair terms; nothing where it does not fit.
+/// The kernel that sums gradients of parameters after a backward kernel without registers for
+/// per-pair terms; nothing where it does not fit.
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& problem, const ReadPlan& plan);
 /// The kernel that sums reads of tables per query: as many as fit shared memory, the smallest first. Nothing where none fits.
 std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& problem, std::vector<RowRead> reads);
 /// The kernel that writes gradients with an element for each pair.
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& problem);
-/// Reads of one element per pair that kernels may load as tiles. collects: not those needed after the probabilities, when the tiles' stage has been
-/// released.
+/// Reads of one element per pair that kernels may load as tiles. collects: not those needed after the
+/// probabilities, when the tiles' stage has been released.
 std::vector<PairTile> sm90_pair_tiles(const problem::Problem& problem, bool collects = false);
 /// The line values of the score, where the kernel has warps to evaluate them.
 LineValues sm90_line_values(const problem::Problem& problem, const Sm90BackwardConfig& config = {});
 
-/// The configurations of all rows of a table (sm90_forward_choice.cpp, sm90_backward_choice.cpp) that apply and fit, the best for this problem first; empty when none fits.
+/// The configurations of all rows of a table (sm90_forward_choice.cpp, sm90_backward_choice.cpp) that apply and fit, the best
+/// for this problem first; empty when none fits.
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& problem);
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& problem, const ReadPlan& plan);
 

@@ -46,7 +46,8 @@ bool BackwardFacts::adds_tiles() const {
   return bare && adds && !helpers && !collects && light && !reads_pairs(p, 0, pair_tiles);
 }
 
-/// Registers per thread of the producer warpgroup. Above head dim 64 the consumers need all that can be spared; sums along diagonals need more.
+/// Registers per thread of the producer warpgroup. Above head dim 64 the consumers need all that
+/// can be spared; sums along diagonals need more.
 int producer_registers(const BackwardFacts& f, bool helpers) {
   if (f.p.head_dim > 128) return 40;
   if (!helpers) return f.p.gathered ? 40 : 24;

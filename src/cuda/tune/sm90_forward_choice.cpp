@@ -219,8 +219,9 @@ std::optional<Sm90ForwardConfig> with_heads_and_stages(const ForwardFacts& f, Sm
   }
 }
 
-/// Shared memory beside K and V, in this order: tables that pairs read at any index (without them each pair gathers from L2, 20 times the plain pass for a table
-/// that a matrix of integers indexes), stages of the tiles of reads of one element per pair, the queries of the next task.
+/// Shared memory beside K and V, in this order: tables that pairs read at any index (without them each pair gathers from
+/// L2, 20 times the plain pass for a table that a matrix of integers indexes), stages of the tiles of reads of one
+/// element per pair, the queries of the next task.
 std::optional<Sm90ForwardConfig> with_pair_tiles_and_tables(const ForwardFacts& f, const Sm90ForwardConfig& config) {
   std::optional<Sm90ForwardConfig> best;
   const auto consider = [&](int pair_stages, int query_stages) {

@@ -1,6 +1,6 @@
 #pragma once
-// Tile schedulers of the sm_90 kernels: which CTA runs which task when, and into how many tasks a row of tiles is split. Pure functions that
-// simulate a schedule on the host.
+// Tile schedulers of the sm_90 kernels: which CTA runs which task when, and into how many tasks a row of tiles is split. Pure
+// functions that simulate a schedule on the host.
 #include <string>
 #include <vector>
 
@@ -21,7 +21,8 @@ struct Sm90Tasks {
 enum class Sm90Dealing {
   /// A persistent grid with a static assignment, in alternating direction so that long and short tasks even out.
   persistent,
-  /// The same in one direction, for rows of a head that wait for each other: each is assigned after the one it waits for, and few run at a time.
+  /// The same in one direction, for rows of a head that wait for each other: each is assigned
+  /// after the one it waits for, and few run at a time.
   persistent_in_order,
   /// One CTA per task: the hardware scheduler balances the load.
   one_task_per_cta,
@@ -56,18 +57,18 @@ constexpr Sm90ScheduleCosts collect{.spilling_cost = 0.12};
 constexpr Sm90ScheduleCosts pairs{.spilling_cost = 0.3};
 }  // namespace schedule_costs
 
-/// What else schedules are simulated with, for all kernels. Times are in those of a tile. "Measured": on an H200 (docs/lab/gpu-experiments.md);
-/// of the others no measurement is recorded.
+/// What else schedules are simulated with, for all kernels. Times are in those of a tile. "Measured": on an H200
+/// (docs/lab/gpu-experiments.md); of the others no measurement is recorded.
 namespace schedule_rules {
 constexpr double task_ends = 0.7;  ///< prologue and epilogue of a task
 constexpr double part_ends = 0.1;  ///< of a part of a row, whose next one is loaded meanwhile
 /// Adding to dk and dv in memory, where tasks share a group: for each time that this is as much as a tile adds to dq. Measured.
 constexpr double adding = 0.6;
-/// Part of the time that is lost where tasks of four query heads differ in length and drift apart: for each doubling of the bytes of all heads
-/// beyond twice L2, and at most. Measured.
+/// Part of the time that is lost where tasks of four query heads differ in length and drift apart: for each doubling of the bytes of all
+/// heads beyond twice L2, and at most. Measured.
 constexpr double drifting = 0.06, most_drifting = 0.07;
-/// Split-KV, in the time of a tile while all multiprocessors read: a tile while few read, as half of them take all that memory gives; the ends of
-/// a task; the merge. The splits picked were within 2 % of the best that were measured.
+/// Split-KV, in the time of a tile while all multiprocessors read: a tile while few read, as half of them take all that memory gives; the
+/// ends of a task; the merge. The splits picked were within 2 % of the best that were measured.
 constexpr double read_alone = 0.45, split_ends = 1, merging = 2.5;
 
 constexpr double persistent_share_of_l2 = 0.6;  ///< that a section of a persistent grid fills before each doubling has its price
@@ -98,9 +99,9 @@ struct Sm90Schedule {
 TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t length, std::int64_t row_tokens, std::int64_t packed_heads,
                                 std::int64_t splits);
 
-/// Picks sections of heads whose working set stays in L2 and whose tasks balance: some LPT schedules are simulated and the shortest makespan wins. With one
-/// CTA per task the load balances itself, except at the end: the last section may be larger, so that its longest tasks do not begin too late.
-/// in_order: forces Sm90Dealing::persistent_in_order.
+/// Picks sections of heads whose working set stays in L2 and whose tasks balance: some LPT schedules are simulated and the shortest
+/// makespan wins. With one CTA per task the load balances itself, except at the end: the last section may be larger, so that its longest
+/// tasks do not begin too late. in_order: forces Sm90Dealing::persistent_in_order.
 Sm90Schedule sm90_schedule(const Sm90Tasks& tasks, const Sm90ScheduleCosts& costs, const Sm90Teams& teams, bool in_order = false);
 
 /// What a task loops over, while it owns a row of tiles of the other.

@@ -1,5 +1,6 @@
 #pragma once
-// Configurations measured on the device at hand, which replace those of the tables: a file that `foveal tune` writes and FOVEAL_TUNED names.
+// Configurations measured on the device at hand, which replace those of the tables: a file
+// that `foveal tune` writes and FOVEAL_TUNED names.
 //
 // A line is `device | family | configuration | class`, such as
 //   NVIDIA H200 | sm90.forward | block_kv=160 consumers=2 stages=2 ... | forward bf16 d128:128 q4096 kv4096 group=1 causal ...
@@ -21,8 +22,8 @@ struct Tuned {
   std::string config;
   std::string source;  ///< "table.txt:3"
 };
-/// What replaces a table's choice: the configuration of a Trial, or of the file. Throws invalid_argument, naming file and line, for a file that cannot
-/// be read.
+/// What replaces a table's choice: the configuration of a Trial, or of the file. Throws invalid_argument, naming
+/// file and line, for a file that cannot be read.
 std::optional<Tuned> tuned_config(const problem::Problem& problem, const std::string& device, const std::string& family);
 /// The line of a file.
 std::string tuned_line(const problem::Problem& problem, const std::string& device, const std::string& family, const std::string& config);

@@ -5,7 +5,8 @@
 // one barrier a tile).
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource
-// (a TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kProducerRegisters, kConsumerRegisters.
+// (a TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms,
+// kBinBits; kProducerRegisters, kConsumerRegisters.
 #include "ptx/mbarrier.cuh"
 #include "tile/dq_sum.cuh"
 
@@ -41,8 +42,8 @@ constexpr bool kEarlyOperands = kTables > 0;
 /// Whether the kind of a tile is found during the last products of the previous tile, or, where registers are scarce, during its own Q K^T.
 constexpr bool kEarlyKind = kBlockQ == 64;
 
-/// Whether full tiles have a copy of the step of their own, without branches by kind: up to 8 % faster than one copy for all kinds. Head dims up to 64
-/// gain nothing, scores 1 % for up to twice the compile time.
+/// Whether full tiles have a copy of the step of their own, without branches by kind: up to 8 % faster than one copy for all kinds. Head
+/// dims up to 64 gain nothing, scores 1 % for up to twice the compile time.
 constexpr bool kFullTilesApart = !kHasScore && !kDropout && kBlockQ == 64;
 
 /// One warpgroup: 64 keys of every task, and one part of dQ.
@@ -70,8 +71,8 @@ struct Consumer : BackwardWarpgroup {
     }
   }
 
-  /// Loops over the query tiles of a task. Each iteration leaves the next Q K^T in flight. Long: the step shares the registers of the loop, and spills
-  /// as a function with all of them as arguments.
+  /// Loops over the query tiles of a task. Each iteration leaves the next Q K^T in flight. Long: the step shares the registers of the loop,
+  /// and spills as a function with all of them as arguments.
   FOVEAL_DEVICE void accumulate(BackwardTask& work, bool partial, u32& tile, u32 use, float (&dk)[kDim / 2], float (&dv)[kDimV / 2],
                                 TableLoader& table_loader) const {
     constexpr u32 kScoresBarrier = 1, kTableBarrier = 3;
@@ -93,8 +94,8 @@ struct Consumer : BackwardWarpgroup {
     TileKind kind = kEarlyKind ? kind_of(partial, tile) : TileKind::full;
     issue_qk(scores, tile);
     pipelines.value.consumer_wait(use);
-    // A step: one tile, and whether another follows. known_full: this copy of the step is for full tiles alone. It is inlined before anything is
-    // optimized, as variables of the loop would otherwise pass through memory.
+    // A step: one tile, and whether another follows. known_full: this copy of the step is for full tiles alone. It is inlined before
+    // anything is optimized, as variables of the loop would otherwise pass through memory.
     const auto step = [&](auto known_full) __attribute__((always_inline)) {
       constexpr bool kFull = decltype(known_full)::value;
       const QueryTile query_tile = uniform(pipelines.query_tile(tile)), dout_tile = uniform(pipelines.dout_tile(tile));

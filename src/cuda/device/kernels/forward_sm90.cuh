@@ -6,8 +6,8 @@
 // product of the next task is issued together with the last one of this task.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages,
-// kProducerRegisters, kConsumerRegisters, kTileSource (a TileSource), kPairStages; kPingPong, kIntraWarpgroupOverlap, kVarlen, kKeyRows, kPageSize,
-// SeqlenKvIndex, kDropout; kDecode, kPackedHeads, kSplit: false, 1 and false, as they belong to the decode kernel.
+// kProducerRegisters, kConsumerRegisters, kTileSource (a TileSource), kPairStages; kPingPong, kIntraWarpgroupOverlap, kVarlen, kKeyRows,
+// kPageSize, SeqlenKvIndex, kDropout; kDecode, kPackedHeads, kSplit: false, 1 and false, as they belong to the decode kernel.
 #include "tile/forward_cta.cuh"
 #include "tile/forward_epilogue.cuh"
 #include "tile/forward_phases.cuh"

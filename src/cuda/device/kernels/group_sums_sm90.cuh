@@ -1,6 +1,7 @@
 // Writes dK or dV where several tasks have added to it: from fp32 sums (tile/group_sum.cuh) to the caller's tensor.
 //
-// config.cuh: Element, SeqlenIndex, SeqlenKvIndex; kVarlen, kKeyRows; kColumns: of the tensor, a multiple of 8; kPart: it is fp32, and may be added to.
+// config.cuh: Element, SeqlenIndex, SeqlenKvIndex; kVarlen, kKeyRows; kColumns: of the tensor, a multiple
+// of 8; kPart: it is fp32, and may be added to.
 #include "group_sums_args.cuh"
 #include "layout/agreed.cuh"
 #include "tile/fragment.cuh"

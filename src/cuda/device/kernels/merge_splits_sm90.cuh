@@ -1,5 +1,6 @@
-// The combine kernel of split-KV (kernels/decode_sm90.cuh): the output of a row is the mean of its splits' outputs, weighted by sum * 2^((reference - largest) * exponent).
-// A sink counts as one more split, whose output is 0. The lse of each split would not do: far from 0 it has no digits left for the sum.
+// The combine kernel of split-KV (kernels/decode_sm90.cuh): the output of a row is the mean of its splits' outputs, weighted by
+// sum * 2^((reference - largest) * exponent). A sink counts as one more split, whose output is 0. The lse of each split would not do:
+// far from 0 it has no digits left for the sum.
 //
 // Loads bind, so each lane has several under way, and where there are many splits several warps share a row.
 //

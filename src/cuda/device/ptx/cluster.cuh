@@ -14,8 +14,8 @@ FOVEAL_DEVICE u32 address_in_cta(u32 address, u32 rank) {
   return there;
 }
 
-/// Arrives at a barrier of another CTA. Not a release at cluster scope: the barrier guards operands of wgmma and bulk copies only, and such a
-/// release would wait for all earlier atomic additions to global memory.
+/// Arrives at a barrier of another CTA. Not a release at cluster scope: the barrier guards operands of wgmma and bulk copies only, and such
+/// a release would wait for all earlier atomic additions to global memory.
 FOVEAL_DEVICE void mbarrier_arrive_there(u32 barrier_there) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier_there) : "memory");
 }

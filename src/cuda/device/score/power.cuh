@@ -1,8 +1,9 @@
 #pragma once
-// x^y for scores of 16-bit problems, without the branches of the CUDA library's, which, inlined for each pair of a thread, took 33 s to compile.
+// x^y for scores of 16-bit problems, without the branches of the CUDA library's, which, inlined
+// for each pair of a thread, took 33 s to compile.
 //
-// |x| = 2^e (1 + t) with 1 + t next to 1, and |x|^y = 2^(y e + y log2(1 + t)). The logarithm is t times a minimax polynomial, so that it keeps its digits near 1,
-// where x is the base of a decay and y a distance. Relative error 2^-22 + |y log2(1 + t)| 2^-24.
+// |x| = 2^e (1 + t) with 1 + t next to 1, and |x|^y = 2^(y e + y log2(1 + t)). The logarithm is t times a minimax polynomial, so that it
+// keeps its digits near 1, where x is the base of a decay and y a distance. Relative error 2^-22 + |y log2(1 + t)| 2^-24.
 #include "score/approximations.cuh"
 
 namespace foveal::device {

@@ -1,7 +1,8 @@
 #pragma once
-// Remainders and floor divisions of reals: exact, without the branches of the CUDA library's fmodf, which, inlined for each pair of a thread, took minutes to
-// compile. A fused multiply-add subtracts a multiple of the divisor. That is exact where the factor has at most 20 bits and is next to the quotient: the
-// result is then below the divisor, and a multiple of the last place of one of both. Larger quotients, which are rare, take 20 bits at a time in a loop.
+// Remainders and floor divisions of reals: exact, without the branches of the CUDA library's fmodf, which, inlined for each pair of a
+// thread, took minutes to compile. A fused multiply-add subtracts a multiple of the divisor. That is exact where the factor has at most 20
+// bits and is next to the quotient: the result is then below the divisor, and a multiple of the last place of one of both. Larger
+// quotients, which are rare, take 20 bits at a time in a loop.
 #include "score/approximations.cuh"
 
 namespace foveal::device {

@@ -1,55 +1,57 @@
 #pragma once
 // The score and mask of this problem: what score_emit writes into emit.cuh, and the types that it is called with. `score` is the raw score
-// q . k with its scale; `real` is float, or double for f64 inputs. "Constant over a head": the same for all pairs of a head, independent of the
-// raw score.
+// q . k with its scale; `real` is float, or double for f64 inputs. "Constant over a head": the same for all pairs of a head, independent of
+// the raw score.
 //
 //   constexpr bool kHasScore, kHasMask, kHasSink;
 //   bool mask_keep(at, args)
 //   real sink_logit(head, args)
 //   real score_in_units(score, at, args)   the modified score / score_unit
-//   real score_unit(score, at, args)       constant over a head, to be folded into an exponent; in forward passes a positive constant, apart from
-//                                          the scale
+//   real score_unit(score, at, args)       constant over a head, to be folded into an exponent; in forward passes a positive constant,
+//                                          apart from the scale
 //   real slope_in_units(score, at, args)   d modified / d score / slope_unit; kSlopeOfScore: it depends on the score
 //   real slope_unit(score, at, args)       constant over a head and over heads that share keys, to be folded into dq and dk
 //
-// For each trained read r < kReads (kReadKind[r]: how its gradient is reduced; kReadParam[r], kReadRank[r]: its parameter; kReadStores[r]: each
-// element is written once, as a ReadGradient<r>; kReadRowDim[r], kReadColumnDim[r]: of a kElement read, the dimensions of q and kv):
+// For each trained read r < kReads (kReadKind[r]: how its gradient is reduced; kReadParam[r], kReadRank[r]: its parameter; kReadStores[r]:
+// each element is written once, as a ReadGradient<r>; kReadRowDim[r], kReadColumnDim[r]: of a kElement read, the dimensions of q and kv):
 //   real read_factor_in_units<r>(score, at, args)   d modified / d read / read_unit<r>; kFactorOfScore[r]: it depends on the score;
-//                                                   kFactorIsOne[r], kFactorIsFinite[r]: for all pairs; kFollowsFromDk[r]: it is the raw score,
-//                                                   and the sum of all terms is that of k . dk
+//                                                   kFactorIsOne[r], kFactorIsFinite[r]: for all pairs; kFollowsFromDk[r]: it is the raw
+//                                                   score, and the sum of all terms is that of k . dk
 //   real read_unit<r>(score, at, args)              constant over a head, to be folded into the sum over pairs
 //   void read_index<r>(score, at, args, index)      the indices, clamped into the parameter
-//   int read_bin<r>(score, at, args)                its bin in shared memory (tile/read_bins.cuh; kBinCopies[r], kBinEntries[r]): the index among
-//                                                   the elements that differ in the dimensions kBinDims[r] (a bitmask)
+//   int read_bin<r>(score, at, args)                its bin in shared memory (tile/read_bins.cuh; kBinCopies[r], kBinEntries[r]): the index
+//                                                   among the elements that differ in the dimensions kBinDims[r] (a bitmask)
 // kSinkParam: index of the sink if its gradient is wanted, else -1.
 //
 // Values that a kernel evaluates or loads apart from pairs, and passes in as members of `at`. For kernels that do not, there are none:
 //   walk[v] = walk_value<v>(at, args), v < kWalkValues               constant over one position along the walk (tile/line_values.cuh)
 //   diagonal[v] = diagonal_value<v>(at, args), v < kDiagonalValues   constant over a diagonal
 //   row[v] = row_value<v>(at, args), v < kRowValues                  constant over a row
-//   loaded[v], v < kPairReads    one element for each pair, prefetched: a PairElementOf<v>, at byte offset pair_origin<v>(at, args) (the same for
-//                                all pairs of a thread) + pair_step<v>(at, args) of parameter kPairParam[v]. kPairRun[v]: it is constant over
-//                                blocks of this many keys (0: it is not); kPairRepeats[v]: it repeats every 64 keys
-//   tiled[v], v < kPairTiles     the same by TMA, in tiles of PairTileElementOf<v> (tile/pair_tiles.cuh); pair_tile_place<v>(at, args, place):
-//                                coordinates in the tensor map, {column, row, ...}
-//   table[t], t < kTables        shared-memory address of a parameter's elements for one batch entry and head (tile/read_tables.cuh): those that
-//                                differ in the dimensions kTableDims[t] (a bitmask), in rows of kTableRow[t] padded to kTablePaddedRow[t];
-//                                table_index<t>(at, args, index): the other dimensions
+//   loaded[v], v < kPairReads    one element for each pair, prefetched: a PairElementOf<v>, at byte offset pair_origin<v>(at, args) (the
+//                                same for all pairs of a thread) + pair_step<v>(at, args) of parameter kPairParam[v]. kPairRun[v]: it is
+//                                constant over blocks of this many keys (0: it is not); kPairRepeats[v]: it repeats every 64 keys
+//   tiled[v], v < kPairTiles     the same by TMA, in tiles of PairTileElementOf<v> (tile/pair_tiles.cuh); pair_tile_place<v>(at, args,
+//                                place): coordinates in the tensor map, {column, row, ...}
+//   table[t], t < kTables        shared-memory address of a parameter's elements for one batch entry and head (tile/read_tables.cuh): those
+//                                that differ in the dimensions kTableDims[t] (a bitmask), in rows of kTableRow[t] padded to
+//                                kTablePaddedRow[t]; table_index<t>(at, args, index): the other dimensions
 //   tanh, if kTanhAhead          tanh(raw score * tanh_factor) * tanh_times, both real f(score, at, args)
 //
 // Forms of scores:
 //   kCappedScore         the modified score / score_unit is at.tanh
 //   kSumScore            the modified score is raw score * score_gain + the sum over o < kOffsets (1 in backward passes) of
-//                        offset_in_units<o> * offset_row<o> * offset_unit<o>, all real f(score, at, args): the first is independent of the score,
-//                        the second constant over a row (1 unless kOffsetHasRow[o]), score_gain and the third constant over a head
+//                        offset_in_units<o> * offset_row<o> * offset_unit<o>, all real f(score, at, args): the first is independent of the
+//                        score, the second constant over a row (1 unless kOffsetHasRow[o]), score_gain and the third constant over a head
 //   kOffsetsInScores     it is (raw score + the sum) * score_unit instead: offset_unit is divided by that, score_in_units is the raw score
-//   kOffsetsFirst        accumulators start as this sum, and q . k is added. A table may then be scaled already (kTableIsScaled[t]; its factor:
-//                        real table_unit<t>(score, args)), and the offset that reads it has no factor (kOffsetIsScaled[o])
+//   kOffsetsFirst        accumulators start as this sum, and q . k is added. A table may then be scaled already (kTableIsScaled[t]; its
+//                        factor: real table_unit<t>(score, args)), and the offset that reads it has no factor (kOffsetIsScaled[o])
 //   kPairsInPart         0, or, where evaluating it takes many instructions, how many pairs of a thread one turn of a rolled loop evaluates
-//   kOffsetsAreColumns   each offset is at.walk[kOffsetWalk[o]] * (offset_row * offset_unit), added by tensor cores (tile/extra_columns.cuh)
+//   kOffsetsAreColumns   each offset is at.walk[kOffsetWalk[o]] * (offset_row * offset_unit), added by tensor cores
+//                        (tile/extra_columns.cuh)
 //
 // For tables by query (kernels/rows_sm90.cuh), i < kRowReads, which is the trained read kRowRead[i]:
-//   int row_bin<i>(at, args)   index among the kRowEntries[i] elements of a query, those that differ in the dimensions kRowDims[i] (a bitmask)
+//   int row_bin<i>(at, args)   index among the kRowEntries[i] elements of a query, those that differ in the dimensions kRowDims[i] (a
+//                              bitmask)
 //   kRowRun, kRowRepeats, kRowDistinct, kRowAny: how it varies along the keys; kRowStored: it is stored as a RowGradientOf<i>, not added
 #include "score/functions.cuh"
 #include "score/read_kind.cuh"

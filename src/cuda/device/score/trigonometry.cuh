@@ -1,9 +1,11 @@
 #pragma once
-// Sine, cosine and tangent for scores of 16-bit problems: about 25 instructions, no branch and no call. The CUDA library's reduce large angles by a loop over words in
-// local memory, which, inlined for each pair of a thread, took 26 s to compile and 15 times the plain pass to run.
+// Sine, cosine and tangent for scores of 16-bit problems: about 25 instructions, no branch and no call. The CUDA
+// library's reduce large angles by a loop over words in local memory, which, inlined for each pair of a thread, took 26 s
+// to compile and 15 times the plain pass to run.
 //
-// The angle less its nearest multiple of pi / 2 (Cody and Waite: pi / 2 in two parts, whose products with small integers are exact in a fused multiply-add), then a
-// minimax polynomial on [-pi / 4, pi / 4]. Error: 2^-23, or what half a unit in the last place of the angle makes.
+// The angle less its nearest multiple of pi / 2 (Cody and Waite: pi / 2 in two parts, whose products with small
+// integers are exact in a fused multiply-add), then a minimax polynomial on [-pi / 4, pi / 4]. Error: 2^-23, or what
+// half a unit in the last place of the angle makes.
 #include "base.cuh"
 
 namespace foveal::device {
@@ -13,7 +15,8 @@ struct ReducedAngle {
   int quarter;  ///< of a turn, modulo 4: the angle is rest + quarter * pi / 2
 };
 
-/// Takes the nearest multiple of `unit` * pi / 2 from the angle, and leaves its number of units, modulo 4, in the low bits. unit: a power of two; |angle| < 2^22 * unit.
+/// Takes the nearest multiple of `unit` * pi / 2 from the angle, and leaves its number of units, modulo 4, in the low
+/// bits. unit: a power of two; |angle| < 2^22 * unit.
 FOVEAL_DEVICE float take_multiple(float angle, float unit, int& bits) {
   const float round = 0x1.8p23f * unit;  // its sum with a smaller number is that number, rounded to a multiple of the unit
   const float shifted = fmaf(angle, 0.6366197466850281f, round), multiple = shifted - round;

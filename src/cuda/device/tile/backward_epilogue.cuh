@@ -1,6 +1,6 @@
 #pragma once
-// Epilogue of the backward kernels: dK and dV from registers to global memory. Where several tasks share a kv head they are added to fp32 sums there
-// (launch/group_sums.h).
+// Epilogue of the backward kernels: dK and dV from registers to global memory. Where several tasks share a kv head they are
+// added to fp32 sums there (launch/group_sums.h).
 #include "tile/backward_gradients.cuh"
 #include "tile/group_sum.cuh"
 #include "tile/part.cuh"

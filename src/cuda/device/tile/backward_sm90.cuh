@@ -3,9 +3,9 @@
 // Scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already in registers as A operands of dV += P^T dO and dK += dS^T
 // Q.
 //
-// config.cuh: kPairStages; kSplitsGroups: the query heads of a kv head are split among Sm90Args::splits tasks. From the kernel: kConsumers, kBlockKv, kClusterSize; kPrefetchesLse: load lse before waiting for S; kDqWarps:
-// warps that add to dQ; kReleases: arrivals of a warpgroup that release a stage of Q or dO; kKeyColumns, kKeyStep: columns of K, and the
-// distance of its chunks; kDsTiles: buffers of dS.
+// config.cuh: kPairStages; kSplitsGroups: the query heads of a kv head are split among Sm90Args::splits tasks. From the kernel: kConsumers,
+// kBlockKv, kClusterSize; kPrefetchesLse: load lse before waiting for S; kDqWarps: warps that add to dQ; kReleases: arrivals of a warpgroup
+// that release a stage of Q or dO; kKeyColumns, kKeyStep: columns of K, and the distance of its chunks; kDsTiles: buffers of dS.
 #include "ptx/cluster.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"

@@ -4,8 +4,8 @@
 // depend on the order of CTAs.
 //
 // Uniform reads and columns of the scores are summed in registers over the whole walk. Rows and diagonals change from tile to tile: each
-// thread adds the terms of its two keys and stages them in shared memory (ReadStage), where collector warps sum them (tile/read_collector.cuh)
-// during the next tile.
+// thread adds the terms of its two keys and stages them in shared memory (ReadStage), where collector warps sum them
+// (tile/read_collector.cuh) during the next tile.
 #include "layout/sm90.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"

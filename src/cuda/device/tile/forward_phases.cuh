@@ -10,9 +10,9 @@ namespace foveal::device {
 /// full tiles, most of the code, only once. Without a score there is little to save, and registers are scarce.
 constexpr bool kPartialOutside = kModifiesScores && (kSource == TileSource::causal || kSource == TileSource::band);
 
-/// Does the last task of a CTA end in a step without scores? Otherwise in a copy of the code, which is more to compile. Not with tiles of pairs,
-/// which leave few registers. Nor where guessed scores have several copies and partial tiles one more: the compiler would assume that lanes
-/// diverge in the loop over full tiles.
+/// Does the last task of a CTA end in a step without scores? Otherwise in a copy of the code, which is more to compile. Not with tiles of
+/// pairs, which leave few registers. Nor where guessed scores have several copies and partial tiles one more: the compiler would assume
+/// that lanes diverge in the loop over full tiles.
 constexpr bool kEndsInStep = kPairTiles == 0 && (!kGuesses || kPartialOutside);
 
 /// Position of a warpgroup in its sequence of tasks and tiles.

@@ -194,8 +194,8 @@ struct TileScores : TileRows {
       if constexpr (Walk::kLimitLow) low[r] = query_of(work, r) + args.band_low - first_kv;
     }
   }
-  /// in_parts: by a rolled loop over a few registers at a time, so that little code is compiled: for scores of many instructions (kInParts), and
-  /// for capped scores of partial tiles whose arguments are large, which are rare.
+  /// in_parts: by a rolled loop over a few registers at a time, so that little code is compiled: for scores of many instructions
+  /// (kInParts), and for capped scores of partial tiles whose arguments are large, which are rare.
   template <bool partial, ScoreForm to, bool in_parts, class TanhAhead>
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, const TanhAhead& tanh_ahead,
                                const HeadConstants& head, const PairPrefetch& prefetched, const ForwardTask& work, u32 use,

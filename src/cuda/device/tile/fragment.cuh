@@ -20,8 +20,8 @@ FOVEAL_DEVICE void pack_fragment(u32 (&packed)[count / 2], const float (&values)
   for (int i = 0; i < count / 2; ++i) packed[i] = pack(Element{}, values[2 * i], values[2 * i + 1]);
 }
 
-/// How many of `count` registers a rolled loop changes at a time: its text is that of one part. Parts begin at multiples of 4 registers, so that
-/// fragment_column(begin + i) is 2 begin + fragment_column(i).
+/// How many of `count` registers a rolled loop changes at a time: its text is that of one part. Parts begin at multiples of 4 registers, so
+/// that fragment_column(begin + i) is 2 begin + fragment_column(i).
 constexpr int registers_of_part(int count, int most = 16) { return most < 16 ? most : count % 16 == 0 ? 16 : 8; }
 
 /// Moves registers so that the first ones are those behind the first `part`: none is indexed by a loop's variable.

@@ -52,8 +52,8 @@ FOVEAL_DEVICE PartWeights<Real> join_part(double& lse, double before, const Part
   return weights;
 }
 
-/// Adds row `r` (0 or 1) of a warpgroup's accumulator, times `factor`, to `previous_weight` times the fp32 values there (not read if that is 0).
-/// Several columns are read before any is written: the compiler cannot know that they do not alias.
+/// Adds row `r` (0 or 1) of a warpgroup's accumulator, times `factor`, to `previous_weight` times the fp32 values there (not read if that
+/// is 0). Several columns are read before any is written: the compiler cannot know that they do not alias.
 template <int count>
 FOVEAL_DEVICE void add_row(float* row, const float (&acc)[count], int r, float factor, float previous_weight, int columns, int lane) {
   constexpr int kPairs = count / 4, kAtOnce = kPairs < 8 ? kPairs : 8;

@@ -1,5 +1,6 @@
 #pragma once
-// Collector warps: sums of staged parameter-gradient terms (tile/collect_reads.cuh) along rows and diagonals, while the next tile is computed.
+// Collector warps: sums of staged parameter-gradient terms (tile/collect_reads.cuh) along rows
+// and diagonals, while the next tile is computed.
 #include "tile/collect_reads.cuh"
 
 namespace foveal::device {
