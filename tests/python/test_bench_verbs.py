@@ -473,6 +473,23 @@ def test_fuzzing_writes_rows(tmp_path, seconds, finding):
     assert row["command"] == f"./dev fuzz {seconds}" and row["machine"]
 
 
+# Files from before rows had to have these fields.
+OLD = {
+    "commit": {"errors-cpu", "fuzz", "h200-far-backward", "h200-far-forward", "h200-reads", "h200-schedules", "h200-strange", "programs"},
+    "command": {"errors-cpu", "first-call", "fuzz", "h200-schedules", "programs"},
+}
+
+
+@needs_results
+@pytest.mark.parametrize("path", sorted((ROOT / "bench/results").glob("*.jsonl")), ids=lambda path: path.stem)
+def test_rows_say_what_was_measured_and_how_to_repeat_it(path):
+    for row in read(path):
+        assert row["machine"]
+        for field, old in OLD.items():
+            assert row.get(field) or ("date" not in row and path.stem in old), (field, row)
+            assert row.get(field) != "unknown", row
+
+
 @needs_results
 def test_tables_are_those_of_the_rows():
     """Pages stay as write_tables.py makes them, and it needs none of the packages that measure."""
