@@ -178,8 +178,9 @@ void run(const Options& options) {
 
 void add_bench(CLI::App& app) {
   CLI::App* command =
-      app.add_subcommand("bench", "Time problem lines on this CPU: median, spread, GFLOP/s, share of peak, and the unfused computation (suites, GPUs and "
-                                  "other libraries: the Python command foveal-bench)");
+      app.add_subcommand("bench",
+                         "Time problem lines on this CPU: median, spread, GFLOP/s, share of peak, and the unfused computation "
+                         "(GPUs and other libraries: the Python command foveal-bench)");
   const auto options = std::make_shared<Options>();
   add_line_options(*command, options->lines);
   command->add_option("--seconds", options->seconds, "of measuring for each line")->check(not_negative())->capture_default_str();

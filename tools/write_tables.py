@@ -44,7 +44,8 @@ def support():
         forward, backward = row["forward"], row["backward"]
         table[row["case"]][row["contender"]] = forward if forward == backward else f"{forward} / {backward}"
         origins[f"{row['machine']}, commit {built(row)}"] = None
-    columns = sorted({target for cells in table.values() for target in cells}, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
+    untried = {"cpu neon", "cpu neonbf16"}  # of targets that no recorded machine has
+    columns = sorted({target for cells in table.values() for target in cells} | untried, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
     lines = ["| forward / backward | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {feature} | " + " | ".join(cells.get(target, "not tried") for target in columns) + " |" for feature, cells in table.items()]
     return "\n".join(lines) + "\n\n" + "; ".join(origins)
