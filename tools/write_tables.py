@@ -43,12 +43,12 @@ def support():
     for row in rows_of("support", "support"):
         forward, backward = row["forward"], row["backward"]
         table[row["case"]][row["contender"]] = forward if forward == backward else f"{forward} / {backward}"
-        origins[f"{row['machine']}, commit {built(row)}"] = None
+        origins[row["case"], row["contender"]] = f"{named(row['machine']).split(' (avx')[0]}, commit {built(row)}"
     untried = {"cpu neon", "cpu neonbf16"}  # of targets that no recorded machine has
     columns = sorted({target for cells in table.values() for target in cells} | untried, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
     lines = ["| forward / backward | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {feature} | " + " | ".join(cells.get(target, "not tried") for target in columns) + " |" for feature, cells in table.items()]
-    return "\n".join(lines) + "\n\n" + "; ".join(origins)
+    return "\n".join(lines) + "\n\n" + "; ".join(dict.fromkeys(origins.values()))
 
 
 def architectures():
