@@ -1,4 +1,5 @@
-// foveal bench: how long problem lines take, as a share of what the machine can do, next to the unfused computation.
+// foveal bench: how long problem lines take on this CPU, as a share of what it can do, next to the unfused computation. `foveal-bench shares` reads its
+// JSON; everything else of benchmarks is foveal-bench's (bench/foveal_bench).
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -177,7 +178,9 @@ void run(const Options& options) {
 
 void add_bench(CLI::App& app) {
   CLI::App* command =
-      app.add_subcommand("bench", "Time problem lines: median, spread, GFLOP/s, share of peak, and the unfused computation");
+      app.add_subcommand("bench",
+                         "Time problem lines on this CPU: median, spread, GFLOP/s, share of peak, and the unfused computation "
+                         "(GPUs and other libraries: the Python command foveal-bench)");
   const auto options = std::make_shared<Options>();
   add_line_options(*command, options->lines);
   command->add_option("--seconds", options->seconds, "of measuring for each line")->check(not_negative())->capture_default_str();

@@ -1,5 +1,7 @@
 // foveal support: which features each target supports, as answered by the backends (without a GPU for CUDA targets). docs/support.md shows
 // it.
+#include "support.h"
+
 #include <fmt/core.h>
 
 #include "base/check.h"
@@ -12,13 +14,7 @@
 namespace foveal::cli {
 namespace {
 
-struct Feature {
-  const char* name;
-  const char* words;  ///< a problem line without pass and dtype
-};
-
-// Each row adds one feature to plain attention; the last combines several.
-constexpr Feature features[] = {
+constexpr Feature rows[] = {
     {"plain", "b1 h2 q64 d64"},
     {"causal, window, prefix masks", "b1 h2 q64 d64 mask=\"causal() & window(9) | prefix_lm(3)\""},
     {"masks that read tensors (documents, padding)", "b1 h2 q64 d64 mask=\"document(d)\" param=\"d: integer[64] segments(3)\""},
@@ -54,11 +50,19 @@ constexpr Feature features[] = {
 };
 constexpr DType types[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
-bool plans(Pass pass, DType dtype, const Feature& feature, const TargetInfo& target) {
+}  // namespace
+
+std::span<const Feature> features() { return rows; }
+
+problem::Line line_of(const Feature& feature, Pass pass, DType dtype, const TargetInfo& target) {
   problem::Line line = problem::parse_lines(base::join("both ", to_string(dtype), " ", feature.words))[pass == Pass::forward ? 0 : 1];
   line.options.backend = target.backend;
   if (target.backend != "reference") line.options.target = target.target;
   if (pass == Pass::forward) line.attention.backward = BackwardStrategy::automatic;
+  return line;
+}
+
+bool plans(const problem::Line& line, const TargetInfo& target) {
   try {
     if (target.backend == "cuda") {  // generates the kernels without compiling them
       cuda::kernels_of(problem::problem_of(line, {DeviceKind::cuda, 0}), cuda::target_of(target.target).arch, target.target);
@@ -72,12 +76,14 @@ bool plans(Pass pass, DType dtype, const Feature& feature, const TargetInfo& tar
   }
 }
 
+namespace {
+
 // "all", "none", or the supported dtypes.
 std::string cell(Pass pass, const Feature& feature, const TargetInfo& target) {
   std::string works;
   std::size_t count = 0;
   for (const DType dtype : types) {
-    if (!plans(pass, dtype, feature, target)) continue;
+    if (!plans(line_of(feature, pass, dtype, target), target)) continue;
     works += (works.empty() ? "" : " ") + std::string(to_string(dtype));
     ++count;
   }
@@ -94,7 +100,7 @@ void print() {
   fmt::print("\n|---|");
   for (std::size_t i = 0; i < columns.size(); ++i) fmt::print("---|");
   fmt::print("\n");
-  for (const Feature& feature : features) {
+  for (const Feature& feature : rows) {
     fmt::print("| {} |", feature.name);
     for (const TargetInfo& target : columns) {
       const std::string forward = cell(Pass::forward, feature, target), backward = cell(Pass::backward, feature, target);

@@ -9,6 +9,7 @@ later versions; it is built by the first of them and tried in each.
 import argparse
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import venv
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+FLOOR = (2, 35)  # the glibc that wheels may ask for: what Debian 12's GCC makes; docs/python.md says so
 NVRTC = "nvidia-cuda-nvrtc==13.0.88"  # compiles the kernels that the wheels hold, as in ./dev
 STABLE = (3, 12)  # wheel.py-api in pyproject.toml
 
@@ -41,8 +43,8 @@ def run(*command, **options):
 
 
 def interpreters(asked):
-    """(version, path) of each interpreter, oldest first."""
-    found = {}
+    """(version, path) of each interpreter, oldest first; says of each version what was found."""
+    found, unusable = {}, {}
     homes = [pathlib.Path(p) for p in os.environ.get("PATH", "").split(os.pathsep)]
     homes += sorted(pathlib.Path.home().glob(".pyenv/versions/*/bin"))
     for path in asked or [home / f"python{version}" for version in VERSIONS for home in homes]:
@@ -52,6 +54,14 @@ def interpreters(asked):
             continue
         if said.returncode == 0:
             found.setdefault(tuple(map(int, said.stdout.split())), str(path))
+        else:
+            unusable[str(path)] = (said.stderr.strip().splitlines() or ["says nothing"])[-1]
+    if asked and unusable:
+        sys.exit(f"make_wheels: {unusable}")
+    for version in VERSIONS:
+        here = found.get(tuple(map(int, version.split("."))))
+        others = [f"{path}: {why}" for path, why in unusable.items() if path.endswith(version)]
+        print(f"Python {version}:", here or "; ".join(others) or "not here", flush=True)
     return sorted(found.items())
 
 
@@ -88,6 +98,10 @@ def main():
                 path = f"{tools / 'bin'}{os.pathsep}{os.environ['PATH']}"
                 run(tools / "bin/auditwheel", "repair", "--wheel-dir", repaired, wheel, env={**os.environ, "PATH": path})
                 (fixed,) = repaired.glob("*.whl")
+                glibc = min(tuple(map(int, found)) for found in re.findall(r"manylinux_(\d+)_(\d+)", fixed.name))
+                print(f"{fixed.name}: glibc {glibc[0]}.{glibc[1]} or later", flush=True)
+                if glibc > FLOOR:
+                    sys.exit(f"make_wheels: the wheel needs glibc {glibc}; expected {FLOOR} or older")
                 kept = options.output / fixed.name
                 shutil.move(fixed, kept)
                 shutil.rmtree(made)
@@ -97,6 +111,7 @@ def main():
             own = bare(home, python)
             run(own, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", kept)
             run(own, "-c", PROOF, cwd=scratch, env={**os.environ, "PYTHONPATH": ""})
+    print("tried on Python", ", ".join(f"{major}.{minor}" for (major, minor), _ in pythons))
     for wheel in sorted(options.output.glob("*.whl")):
         print(wheel.name, f"{wheel.stat().st_size / 2**20:.1f} MiB")
 

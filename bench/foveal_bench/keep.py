@@ -16,6 +16,7 @@ import argparse
 import collections
 import json
 import pathlib
+import re
 from typing import Any, Callable
 
 from . import machine
@@ -90,11 +91,13 @@ def support(report: str, rows: Rows) -> None:
 
 
 def architectures(report: str, rows: Rows) -> None:
-    """A row for each architecture and pass."""
+    """A row for each architecture and pass; below the table stands which compiler it was."""
+    (nvrtc,) = re.findall(r"^NVRTC (\S+)$", report, re.M)
+    rows.origin["machine"] = "any"
     for line in table(report):
         shared, most = (int(line[name].removesuffix(" KiB")) for name in ("most shared memory of a CTA", "of"))
         rows.add("architectures", f"{line['pass']} {line['architecture']}", kernels=int(line["kernels"]), registers=int(line["most registers"]), shared_kib=shared,
-                 shared_limit_kib=most)  # fmt: skip
+                 shared_limit_kib=most, nvrtc=nvrtc)  # fmt: skip
 
 
 REPORTS: dict[str, Callable[[Any, Rows], None]] = {

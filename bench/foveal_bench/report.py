@@ -11,6 +11,7 @@ import base64
 import html
 import pathlib
 import re
+from typing import Any
 
 from . import plots
 from .results import load
@@ -52,6 +53,11 @@ def _page(markdown: str, figures: list[tuple[str, pathlib.Path]]) -> str:
     return "\n".join([head, *body[:first_table], *images, *body[first_table:]]) + "\n"
 
 
+def markdown(rows: list[dict[str, Any]], pictures: list[str]) -> str:
+    text = "\n".join(pictures)
+    return f"# foveal beside others\n\n{_HOW}\n\n{summary(rows)}\n\n{text}\n\n{tables(rows)}"
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", nargs="+", type=pathlib.Path)
     parser.set_defaults(output=pathlib.Path("docs/report"))
@@ -62,7 +68,7 @@ def main(options: argparse.Namespace) -> None:
     rows, output = load(options.results), options.output
     output.mkdir(parents=True, exist_ok=True)
     figures = plots.draw(rows, output)
-    pictures = "\n".join(f"![{title}]({path.name})" for title, path in figures if path.name.startswith(("models", "ratio", "scores")))
-    (output / "results.md").write_text(f"# foveal beside others\n\n{_HOW}\n\n{summary(rows)}\n\n{pictures}\n\n{tables(rows)}")
+    pictures = [f"![{title}]({path.name})" for title, path in figures if path.name.startswith(("models", "ratio", "scores"))]
+    (output / "results.md").write_text(markdown(rows, pictures))
     (output / "index.html").write_text(_page(f"{summary(rows)}\n\n{tables(rows)}", figures))
     print(f"wrote {output}/results.md, index.html and {len(figures)} plots (PNG and SVG)")

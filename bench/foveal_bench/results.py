@@ -25,6 +25,7 @@ FIELDS = {
     "commit": "of foveal",
     "command": "the command that reproduces the row",
     "date": "when the run began, UTC",
+    "commit_date": "day of the commit, in rows from before `date` was written",
     "torch": "version", "cudnn": "version", "nccl": "version", "nvrtc": "version", "transformers": "version", "llmc": "commit of llm.c",
     "cores": "of the machine", "gpus": "how many took part", "multiprocessors": "most that carried transfers", "engine": "what carried messages", "device": "cpu or cuda",
     "refused": "why there is no time: not supported, a wrong answer, or an error",
@@ -85,6 +86,15 @@ SUITES = {
 }  # fmt: skip
 
 Row = dict[str, Any]
+
+
+def built(row: Row) -> str:
+    """Which foveal a row is about, and when it was measured: "`c2826e2` (2026-11-27)"."""
+    if not row.get("commit"):
+        return "not recorded"
+    commit, dash, rest = row["commit"].partition("-")
+    day = str(row.get("date") or row.get("commit_date") or "")[:10]
+    return f"`{commit[:7]}{dash}{rest}`" + (f" ({day})" if day else "")
 
 
 class Rows:

@@ -6,7 +6,8 @@ import collections
 from typing import Any
 
 from . import plots
-from .results import OURS, best_rival, cases, geomean, ratio
+from .results import OURS, best_rival, built, cases, geomean, ratio
+
 
 def _where(machine: str, threads: Any) -> str:
     name = machine.split(" (")[0]
@@ -15,20 +16,20 @@ def _where(machine: str, threads: Any) -> str:
 
 def _origin(row: dict[str, Any]) -> str:
     """Where a row can be made again."""
-    return f"torch {row['torch']}, commit {row['commit']}, `{row['command']}`"
+    return f"torch {row['torch']}, commit {built(row)}, `{row['command']}`"
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """One line for each suite, machine, pass and type: how foveal compares with the best rival of each case."""
     groups: dict[Any, list[tuple[float, str, str]]] = collections.defaultdict(list)
-    commits: dict[Any, set[str]] = collections.defaultdict(set)
+    commits: dict[Any, dict[str, str]] = collections.defaultdict(dict)
     for (machine, threads, suite, case), group in cases(rows).items():
         rival = best_rival(group)
         if rival:
             name, dtype = case.split()[:2]
             key = (_where(machine, threads), suite, name, dtype)
             groups[key].append((ratio(group), rival, case))
-            commits[key].add(group[OURS]["commit"][:7])
+            commits[key][group[OURS]["commit"]] = built(group[OURS])
     lines = ["| machine | suite | pass | type | cases | times the best rival's speed | least | best rival, most often | commits |", "|---|---|---|---|---|---|---|---|---|"]
     for (where, suite, name, dtype), found in sorted(groups.items()):
         values = [value for value, _, _ in found]
@@ -36,7 +37,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
         rival, count = collections.Counter(rival for _, rival, _ in found).most_common(1)[0]
         lines.append(
             f"| {where} | {suite} | {name} | {dtype} | {len(values)} | {geomean(values):.2f} | {least[0]:.2f} ({' '.join(least[2].split()[2:])}) "
-            f"| {rival} ({count}) | {', '.join(sorted(commits[where, suite, name, dtype]))} |"
+            f"| {rival} ({count}) | {', '.join(sorted(commits[where, suite, name, dtype].values()))} |"
         )
     return "\n".join(lines)
 
@@ -93,7 +94,7 @@ def host_time(rows: list[dict[str, Any]]) -> list[str]:
     for machine_name in dict.fromkeys(row["machine"] for row in found):
         group = [row for row in found if row["machine"] == machine_name]
         parts.append(
-            f"**Host time of one call** of a planned problem on {machine_name}, in us (commit {group[0]['commit']}, `{group[0]['command']}`). "
+            f"**Host time of one call** of a planned problem on {machine_name}, in us (commit {built(group[0])}, `{group[0]['command']}`). "
             "Kernels: the launch alone, everything given. torch: its autograd around a function that does nothing.\n"
         )
         parts.append("| call | whole | kernels | torch | beyond both |\n|---|---|---|---|---|")
@@ -116,7 +117,7 @@ def peaks(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _made(row: dict[str, Any]) -> str:
-    return f"commit {row['commit']}, `{row['command']}`"
+    return f"commit {built(row)}, `{row['command']}`"
 
 
 def _peaks_table(peaks: list[dict[str, Any]]) -> list[str]:

@@ -19,9 +19,11 @@ struct Arch {
   const char *name, *about;
   std::size_t shared_bytes;  ///< of a CTA, with opt-in: CUDA C++ Programming Guide, technical specifications
 };
-constexpr Arch archs[] = {{"sm_80", "A100", 166912},         {"sm_86", "A10, RTX 30", 101376},  {"sm_89", "L4, L40, RTX 40", 101376},
-                          {"sm_90", "H100, H200", 232448},   {"sm_100", "B200, GB200", 232448}, {"sm_103", "B300, GB300", 232448},
-                          {"sm_110", "Jetson Thor", 232448}, {"sm_120", "RTX 50", 101376}};
+constexpr Arch archs[] = {{"sm_80", "A100", 166912},         {"sm_86", "A10, RTX 30", 101376},
+                          {"sm_87", "Jetson Orin", 166912},  {"sm_89", "L4, L40, RTX 40", 101376},
+                          {"sm_90", "H100, H200", 232448},   {"sm_100", "B200, GB200", 232448},
+                          {"sm_103", "B300, GB300", 232448}, {"sm_110", "Jetson Thor", 232448},
+                          {"sm_120", "RTX 50", 101376},      {"sm_121", "GB10", 101376}};
 constexpr const char* lines[] = {
     "forward bf16 b2 h8:2 q1024 d128 mask=\"causal()\" target=sm80",
     "backward bf16 b2 h8 q1024 d64 score=\"score + rel[head, clamp(kv_idx - q_idx, -64, 64) + 64]\" param=\"rel: real[8, 129] grad\" "
@@ -59,5 +61,7 @@ int main() {
                   recording.kernels.size(), registers, (shared + 1023) / 1024, arch.shared_bytes / 1024);
     }
   }
+  const std::string& compiler = cuda::jit::nvrtc_identity();
+  std::printf("\nNVRTC %s\n", compiler.substr(0, compiler.find(' ')).c_str());
   return right ? 0 : 1;
 }

@@ -1,6 +1,7 @@
 // Every configuration that tune can choose for the portable kernels compiles, for sm_80 or sm_90a; the main ones for both, without spills.
 #include <gtest/gtest.h>
 
+#include "cuda/arch.h"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/kernels_of.h"
@@ -190,6 +191,29 @@ TEST(Sm80Table, EveryChoiceSaysWhyAndWhereItsFiguresAre) {
         const std::string& why = choice->why;
         EXPECT_GT(why.find(" ("), 0u) << p.line() << ": " << why;
         EXPECT_TRUE(why.ends_with("sm80_test.cpp)") || why.ends_with("architectures.jsonl)")) << p.line() << ": " << why;
+      }
+    }
+  }
+}
+
+/// The largest head dim for which a CTA has the shared memory; docs/support.md says the same.
+int largest_head_dim(std::size_t shared_bytes, const std::string& dtype, bool forward) {
+  const bool small = shared_bytes < 110'000, medium = !small && shared_bytes < 170'000;
+  if (dtype == "f64") return small ? (forward ? 256 : 192) : medium ? (forward ? 384 : 320) : forward ? sm80_max_head_dim : 448;
+  return dtype == "f32" && small && !forward ? 384 : sm80_max_head_dim;
+}
+
+TEST(Sm80Table, SomeRowFitsTheSharedMemoryOfEveryArchitecture) {
+  for (const char* arch : {"sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121"}) {
+    const std::size_t shared_bytes = facts_of_arch(arch, 0).shared_bytes_per_block;
+    for (const std::string dtype : {"bf16", "f16", "f32", "f64"}) {
+      for (int dim = 16; dim <= sm80_max_head_dim; dim += 16) {
+        const problem::Problem p = problem_of("backward " + dtype + " b1 h1 q64:64 d" + std::to_string(dim) +
+                                              " mask=\"causal()\" score=\"score + t[q_idx]\" param=\"t: real[64] grad\"");
+        for (const Sm80Kernel kernel : {Sm80Kernel::forward, Sm80Kernel::dq, Sm80Kernel::dkdv}) {
+          const bool fits = dim <= largest_head_dim(shared_bytes, dtype, kernel == Sm80Kernel::forward);
+          EXPECT_EQ(sm80_choice(p, kernel, shared_bytes).has_value(), fits) << arch << ", " << sm80_stem(kernel) << ": " << p.line();
+        }
       }
     }
   }

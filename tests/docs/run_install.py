@@ -23,8 +23,9 @@ PAGE = ROOT / "docs/start/c-and-cpp.md"
 
 # A command as pages write it: the file, and the words in it, that show that CI runs it.
 ELSEWHERE = {
+    "python3 -m venv": ("tests/docs/run_start.py", "python3 -m venv"),
     "pip install .": ("dev", ".venv/bin/pip install"),
-    "pip install -e './bench[progress]'": ("pyproject.toml", 'pythonpath = ["bench"]'),
+    "pip install -e './bench[progress]'": ("tests/docs/run_start.py", "pip install"),
     "./dev test": (".ci/run", "./dev test"),
     "./dev demo": (".ci/run", "./dev demo"),
     "foveal-bench": ("tests/python/test_bench_verbs.py", "test_documented_commands_are_understood"),
@@ -43,17 +44,17 @@ def commands():
                     yield from ((page, part.strip()) for part in (line.split(" && ") if line.startswith(("pip", "cmake")) else [line]))
 
 
-def run(command, folder, **more):
+def run(command, folder):
     print("+", command, flush=True)
     generator = {} if shutil.which("make") else {"CMAKE_GENERATOR": "Ninja"}  # where CMake's own choice is not here
-    done = subprocess.run(["bash", "-c", command], cwd=folder, env={**os.environ, **generator, **more}, capture_output=True, text=True)
+    done = subprocess.run(["bash", "-c", command], cwd=folder, env={**os.environ, **generator}, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{command}\nexit code {done.returncode}\n{done.stdout}{done.stderr}")
 
 
 def install(build, scratch):
-    """Each page's cmake commands; returns the prefixes."""
-    prefixes, nobody = [], []
+    """Each page's cmake commands; returns the prefixes, and what a shell is told where to find them."""
+    prefixes, told, nobody = [], set(), []
     for page, command in commands():
         if command.startswith("cmake -S . -B build"):
             run(command.replace("-B build", f"-B {scratch}/{page.stem}"), ROOT)
@@ -62,37 +63,40 @@ def install(build, scratch):
         elif found := re.fullmatch(r"cmake --install build --prefix (\S+)", command):
             prefixes.append(scratch / f"{page.stem}-installed")
             run(command.replace("install build", f"install {build}").replace(found[1], str(prefixes[-1])), ROOT)
+        elif command.startswith("export CMAKE_PREFIX_PATH="):
+            told.add(command)
         elif not any(command.startswith(start) and words in (ROOT / file).read_text() for start, (file, words) in ELSEWHERE.items()):
             nobody.append(f"{page.relative_to(ROOT)}: {command}")
-    if nobody or len(prefixes) < 2:
-        sys.exit("commands that nothing runs:\n" + "\n".join(nobody))
-    return prefixes
+    if nobody or len(prefixes) < 2 or len(told) != 1:
+        sys.exit("commands that nothing runs:\n" + "\n".join([*nobody, *told]))
+    return prefixes, *told
 
 
-def programs(prefix, scratch):
-    """The page's first C and C++ programs, by pkg-config, by find_package and as a subfolder, as the page says it."""
+def programs(told, scratch):
+    """The page's first C and C++ programs, by pkg-config and by find_package, as the page says it; `told` says where the library is."""
     said = PAGE.read_text()
     (pkg_config,) = re.findall(r"`(cc [^`]*pkg-config[^`]*)`", said)
     ((_, cmake),) = doc_blocks.blocks(PAGE, "cmake")
-    lib = next(path.parent for path in prefix.rglob("libfoveal.so"))
     folder = scratch / "programs"
     folder.mkdir()
     for language, name in (("c", "program.c"), ("cpp", "program.cpp")):
         text, *_ = [text for _, text in doc_blocks.blocks(PAGE, language) if "int main(" in text]
         (folder / name).write_text(text)
     if shutil.which("pkg-config"):
-        run(f"{pkg_config} -o by-pkg-config && ./by-pkg-config", folder, PKG_CONFIG_PATH=str(lib / "pkgconfig"), LD_LIBRARY_PATH=str(lib))
+        run(f"{told}; {pkg_config} -o by-pkg-config && ./by-pkg-config", folder)
     for name, language in (("program.c", "C"), ("program.cpp", "CXX")):
         lists = f"cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES {language})\nset(CMAKE_CXX_STANDARD 20)\nadd_executable(program {name})\n{cmake}"
         (folder / "CMakeLists.txt").write_text(lists)
-        run(f"cmake -S . -B {language} -DCMAKE_PREFIX_PATH={prefix} && cmake --build {language} && {language}/program", folder)
+        run(f"{told}; cmake -S . -B {language} && cmake --build {language} && {language}/program", folder)
 
 
 def main():
     build, scratch = (pathlib.Path(word).resolve() for word in sys.argv[1:])
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    programs(install(build, scratch)[-1], scratch)
+    prefixes, told = install(build, scratch)
+    lib = next(path.parent.name for path in prefixes[-1].rglob("libfoveal.so"))
+    programs(told.replace("~/.local/lib", f"{prefixes[-1]}/{lib}").replace("~/.local", str(prefixes[-1])), scratch)
 
 
 if __name__ == "__main__":

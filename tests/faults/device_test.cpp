@@ -10,6 +10,7 @@
 
 #include "context.h"
 #include "cuda/jit/driver.h"
+#include "foveal/foveal_c.h"
 #include "on_device.h"
 
 namespace foveal {
@@ -30,13 +31,17 @@ constexpr int lost_contexts[] = {700, 702, 710, 714, 715, 716, 717, 718, launch_
 
 /// In a process of its own, as much of the driver is asked for only once.
 void in_a_child(const std::string& what, const std::function<void()>& check) {
+  const auto failures = [] { return testing::UnitTest::GetInstance()->current_test_info()->result()->total_part_count(); };
+  const int failed_before = failures();
+  std::fflush(stdout);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     alarm(60);  // a hang
     try {
       check();
-      _exit(testing::Test::HasFailure() ? 1 : 0);
+      std::fflush(stdout);  // what failed
+      _exit(failures() > failed_before ? 1 : 0);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "%s: %s\n", what.c_str(), error.what());
       _exit(2);
@@ -96,6 +101,22 @@ std::map<std::string, long> calls_of(Act act) {
   return calls;
 }
 
+/// Whose failure changes no result: what is called when something ends, which may not throw, and what another way is taken for: older launches
+/// for a driver that does not say its version, another library for a compiler that does not.
+bool may_fail_silently(const std::string& name, long nth, int code, Act act) {
+  static const std::set<std::string> ends = {"cuCtxPopCurrent_v2",  "cuThreadExchangeStreamCaptureMode",
+                                             "cuStreamDestroy_v2",  "cuEventDestroy_v2",
+                                             "cuLibraryUnload",     "cuMemFree_v2",
+                                             "cuMemHostUnregister", "cuUserObjectRelease",
+                                             "nvrtcDestroyProgram"};
+  static const std::set<std::string> questions = {"cuDriverGetVersion", "nvrtcVersion", "nvrtcGetNumSupportedArchs",
+                                                  "nvrtcGetSupportedArchs"};
+  if (name == "cuMemAlloc_v2" || name == "cuLibraryLoadData") return code == out_of_memory;  // tried again when memory was given back
+  if (name == "cuStreamSynchronize") return act == run_context;                              // its end waits
+  if (name == "cuCtxGetCurrent") return nth > 1;                                             // asked by what ends, too
+  return ends.contains(name) || questions.contains(name);
+}
+
 /// The nth of so many calls fails: an error that names it, nothing is left behind, and the next call works.
 void expect_error_of(const std::string& name, long nth, long count, int code, Act act = run_both) {
   const std::string what = name + ", call " + std::to_string(nth) + " of " + std::to_string(count) + ", code " + std::to_string(code);
@@ -103,10 +124,8 @@ void expect_error_of(const std::string& name, long nth, long count, int code, Ac
     mock::fail(name.c_str(), nth, code);
     const std::string error = error_of_running(act);
     mock::work();
-    const std::string stem = name.substr(0, name.find('_'));
-    const bool start = name == "cuInit" || name.rfind("nvrtc", 0) == 0;  // said in other words, and for good where it is the start
-    if (!error.empty() && !start && name != "cuLaunchKernelEx") {
-      EXPECT_NE(error.find(stem.substr(0, 14)), std::string::npos) << error;
+    if (!error.empty() || !may_fail_silently(name, nth, code, act)) {
+      EXPECT_NE(error.find(name.substr(0, name.find('_'))), std::string::npos) << error;
     }
     if (name == "cuInit" || name == "nvrtcVersion" || name == "nvrtcGetNumSupportedArchs" || name == "nvrtcGetSupportedArchs") return;
     EXPECT_EQ(error_of_running(act), "") << "the next call works";
@@ -194,6 +213,31 @@ TEST(Faults, MemoryThatIsHeldByNobodyIsGivenBackBeforeACallFails) {
     test::OnDevice other(line);
     other.attention().score_mod = symbols::score * 0.5;
     EXPECT_NO_THROW(other.plan()) << "the second attempt succeeds";
+  });
+}
+
+TEST(Devices, MinusOneIsTheDeviceOfTheThreadsContext) {
+  in_a_child("device_index -1", [] {
+    static int launched_on;
+    mock::call_for_launches(
+        [](const cuda::driver::LaunchConfig&, const void*, std::size_t) { cuda::driver::call.context_device(&launched_on); });
+    alignas(256) static char memory[4][64 * 64 * 2];
+    foveal_tensor tensors[4];
+    for (int i = 0; i < 4; ++i) {
+      const int64_t sizes[] = {1, 64, 1, 64};
+      ASSERT_EQ(foveal_contiguous(&tensors[i], memory[i], FOVEAL_BF16, 4, sizes), FOVEAL_OK);
+      tensors[i].device_kind = FOVEAL_CUDA;
+      tensors[i].device_index = -1;
+    }
+    foveal_call call = FOVEAL_INIT(foveal_call);
+    call.q = &tensors[0], call.k = &tensors[1], call.v = &tensors[2], call.out = &tensors[3];
+    const foveal_attention attention = FOVEAL_INIT(foveal_attention);
+    for (const int device : {1, 0}) {
+      const cuda::driver::Current current(device);
+      launched_on = -1;
+      EXPECT_EQ(foveal_run(&attention, &call, nullptr, nullptr), FOVEAL_OK) << foveal_last_error();
+      EXPECT_EQ(launched_on, device);
+    }
   });
 }
 

@@ -57,7 +57,8 @@ use("${SCRATCH}/moved there" "C;CXX" libfoveal.so include)
 consume_in_vain(${SCRATCH}/components C "COMPONENTS cuda; expected none" "-DCMAKE_PREFIX_PATH=${SCRATCH}/moved there" -DCOMPONENTS=cuda)
 consume(${SCRATCH}/not-installed C -Dfoveal_DIR=${BUILD_DIR})
 
-# A static library: configured as one, its archive taken from this build, where it holds the same objects. Its folders have names of their own.
+# A static library: configured as one, its archive taken from this build, where it holds the same objects: to make them anew would take as long as the
+# library, as compiler caches tell folders apart. Its folders have names of their own.
 run(${CMAKE_COMMAND} -S ${ROOT} -B ${SCRATCH}/static-build ${toolchain} -DBUILD_SHARED_LIBS=OFF -DFOVEAL_OPENMP=${OPENMP} -DFOVEAL_BUILD_TESTS=OFF
     -DFOVEAL_BUILD_CLI=OFF -DFOVEAL_BUILD_EXAMPLES=OFF -DFOVEAL_BUILD_MICRO=OFF -DCMAKE_INSTALL_PREFIX=${SCRATCH}/static
     -DCMAKE_INSTALL_INCLUDEDIR=headers -DCMAKE_INSTALL_LIBDIR=${SCRATCH}/static/${LIBDIR})
@@ -93,7 +94,8 @@ if(code EQUAL 0 OR NOT error MATCHES "already has foveal 0.0.9; expected one ver
   message(FATAL_ERROR "two versions in one project: ${code}: ${error}")
 endif()
 
-# As a subfolder of projects of C alone and of an older C++: nothing but the library is built, and their own sources compile.
+# As a subfolder of projects of C alone and of an older C++: nothing but the library would be built, and their own sources compile. They are not linked, which
+# would compile the library for each; the targets that they would link are those of the build, which the programs above link.
 function(as_subfolder language standard)
   set(build ${SCRATCH}/subfolder-${language})
   run(${CMAKE_COMMAND} -S ${CONSUMER} -B ${build} ${toolchain} -DLANGUAGE=${language} -DSTANDARD=${standard} -DFOVEAL=${ROOT} -DFOVEAL_OPENMP=${OPENMP})

@@ -1,4 +1,4 @@
-// libcuda.so.1 of one H100 that has memory, the host's, and no processors: kernels are loaded and launched, and do nothing. Programs that are
+// libcuda.so.1 of two H100 that have memory, the host's, and no processors: kernels are loaded and launched, and do nothing. Programs that are
 // linked with it find it where they look for the driver, so that everything above the driver runs as it would. Any call can be made to fail.
 #include "mock_driver.h"
 
@@ -123,8 +123,10 @@ using namespace foveal::mock;
 
 namespace {
 
-constexpr Result success = 0, invalid_value = 1, out_of_memory = 2, invalid_image = 200, not_found = 500;
-int context_object;
+constexpr Result success = 0, invalid_value = 1, out_of_memory = 2, invalid_image = 200, invalid_context = 201, not_found = 500;
+int object;
+constexpr int devices = 2;
+int primary_contexts[devices];
 /// Contexts of a thread.
 struct Stack {
   Context contexts[16] = {};
@@ -136,7 +138,7 @@ thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
 /// A handle that nobody looks behind.
 template <class Handle>
 Handle some() {
-  return reinterpret_cast<Handle>(&context_object);
+  return reinterpret_cast<Handle>(&object);
 }
 
 }  // namespace
@@ -161,11 +163,11 @@ Result cuGetErrorName(Result, const char** text) { return *text = "CUDA_ERROR_MO
 Result cuGetErrorString(Result, const char** text) { return *text = "as the test asked for", success; }
 Result cuDeviceGetCount(int* count) {
   MAY_FAIL;
-  return *count = 1, success;
+  return *count = devices, success;
 }
 Result cuDeviceGet(DeviceHandle* device, int index) {
   MAY_FAIL;
-  return *device = index, index == 0 ? success : invalid_value;
+  return *device = index, index >= 0 && index < devices ? success : invalid_value;
 }
 Result cuDeviceGetName(char* name, int size, DeviceHandle) {
   MAY_FAIL;
@@ -187,9 +189,9 @@ Result cuDeviceGetAttribute(int* value, DeviceAttribute attribute, DeviceHandle)
   }
   return invalid_value;
 }
-Result cuDevicePrimaryCtxRetain(Context* context, DeviceHandle) {
+Result cuDevicePrimaryCtxRetain(Context* context, DeviceHandle device) {
   MAY_FAIL;
-  return *context = some<Context>(), success;
+  return *context = reinterpret_cast<Context>(&primary_contexts[device]), success;
 }
 Result cuCtxPushCurrent_v2(Context context) {
   MAY_FAIL;
@@ -207,7 +209,9 @@ Result cuCtxGetCurrent(Context* context) {
 }
 Result cuCtxGetDevice(DeviceHandle* device) {
   MAY_FAIL;
-  return *device = 0, success;
+  if (stack.depth == 0) return invalid_context;
+  const auto* current = reinterpret_cast<const int*>(stack.contexts[stack.depth - 1]);
+  return *device = static_cast<DeviceHandle>(current - primary_contexts), success;
 }
 
 Result cuLibraryLoadData(Library* library, const void* image, void*, void*, unsigned, void*, void*, unsigned) {

@@ -439,6 +439,8 @@ SUPPORT = """| forward / backward | cuda sm90 | cpu avx2 |
 ARCHITECTURES = """| architecture | pass | kernels | most registers | most shared memory of a CTA | of |
 |---|---|---|---|---|---|
 | sm_80 (A100) | forward | 1 | 185 | 86 KiB | 163 KiB |
+
+NVRTC 13.0
 """
 
 
@@ -451,7 +453,7 @@ def test_keep_of_tables(tmp_path):
         ("plain", "cuda sm90", "bf16 f16", "bf16 f16"), ("plain", "cpu avx2", "all", "all"),
         ("backward: fused", "cuda sm90", "bf16 f16", "none"), ("backward: fused", "cpu avx2", "all", "all")]  # fmt: skip
     assert compiled["case"] == "forward sm_80 (A100)"
-    assert [compiled[name] for name in ("kernels", "registers", "shared_kib", "shared_limit_kib")] == [1, 185, 86, 163]
+    assert [compiled[name] for name in ("kernels", "registers", "shared_kib", "shared_limit_kib", "nvrtc")] == [1, 185, 86, 163, "13.0"]
 
 
 FUZZ = r"""
@@ -471,6 +473,23 @@ def test_fuzzing_writes_rows(tmp_path, seconds, finding):
     (row,) = read(tmp_path / "fuzz.jsonl")
     assert (row["suite"], row["case"], row["executions"], row["peak_mb"], row["finding"]) == ("fuzz", "line", 123, 45, finding)
     assert row["command"] == f"./dev fuzz {seconds}" and row["machine"]
+
+
+# Files from before rows had to have these fields.
+OLD = {
+    "commit": {"errors-cpu", "fuzz", "h200-far-backward", "h200-far-forward", "h200-reads", "h200-schedules", "h200-strange", "programs"},
+    "command": {"errors-cpu", "first-call", "fuzz", "h200-schedules", "programs"},
+}
+
+
+@needs_results
+@pytest.mark.parametrize("path", sorted((ROOT / "bench/results").glob("*.jsonl")), ids=lambda path: path.stem)
+def test_rows_say_what_was_measured_and_how_to_repeat_it(path):
+    for row in read(path):
+        assert row["machine"]
+        for field, old in OLD.items():
+            assert row.get(field) or ("date" not in row and path.stem in old), (field, row)
+            assert row.get(field) != "unknown", row
 
 
 @needs_results

@@ -75,7 +75,7 @@ void check(Result result, const char* function) {
   api().error_name(result, &name);
   api().error_string(result, &text);
   std::string_view plain = function;
-  plain = plain.substr(0, plain.find("_v"));  // without the version of its interface
+  if (plain.size() > 3 && plain.substr(plain.size() - 3, 2) == "_v") plain.remove_suffix(3);  // the version of its interface
   base::fail(ErrorCode::device, plain, ": ", name ? name : "error", " (", result, "): ", text ? text : "unknown");
 }
 
@@ -265,7 +265,8 @@ void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>&
   std::uint64_t id = 0;
   Graph graph = nullptr;
   constexpr int active = 1;
-  if (api().capture_info(stream, &status, &id, &graph, nullptr, nullptr) != 0 || status != active) return;
+  call.capture_info(stream, &status, &id, &graph, nullptr, nullptr);
+  if (status != active) return;
   auto holder = std::make_unique<std::shared_ptr<const void>>(what);
   const auto destroy = [](void* held) { delete static_cast<std::shared_ptr<const void>*>(held); };
   constexpr unsigned no_destructor_sync = 1, move = 1;

@@ -164,7 +164,11 @@ Nvrtc load() {
     FOVEAL_NVRTC_FUNCTIONS(FOVEAL_X)
 #undef FOVEAL_X
     int major = 0, minor = 0;
-    if (!complete || nvrtc.version(&major, &minor) != 0 || major < 12) {
+    if (complete && nvrtc.version(&major, &minor) != 0) {
+      tried += base::join(tried.empty() ? "" : ", ", path, " (nvrtcVersion failed)");
+      continue;
+    }
+    if (!complete || major < 12) {
       tried += base::join(tried.empty() ? "" : ", ", path, " (version ", major, ".", minor, ", too old)");
       continue;
     }
@@ -176,7 +180,7 @@ Nvrtc load() {
     if (nvrtc.arch_count(&count) == 0) nvrtc.supported.resize(static_cast<std::size_t>(std::max(count, 0)));
     if (nvrtc.supported.empty() || nvrtc.archs(nvrtc.supported.data()) != 0) {
       nvrtc.supported.clear();
-      tried += base::join(tried.empty() ? "" : ", ", path, " (does not say for which architectures it compiles)");
+      tried += base::join(tried.empty() ? "" : ", ", path, " (nvrtcGetNumSupportedArchs or nvrtcGetSupportedArchs failed)");
       continue;
     }
     std::sort(nvrtc.supported.begin(), nvrtc.supported.end());
@@ -234,7 +238,7 @@ Compilation nvrtc_compile(const std::string& source, const std::string& name, co
     compilation.log.resize(std::strlen(compilation.log.c_str()));
   }
   if (!compilation.ok) {
-    if (compilation.log.empty()) compilation.log = base::join("nvrtcCompileProgram: ", lib.error_string(result));
+    compilation.log = base::join("nvrtcCompileProgram: ", lib.error_string(result), "\n", compilation.log);
     return compilation;
   }
   check((ptx ? lib.ptx_size : lib.cubin_size)(program, &size), ptx ? "nvrtcGetPTXSize" : "nvrtcGetCUBINSize");
