@@ -199,7 +199,7 @@ def test_functions_that_a_function_calls():
 OF_NUMPY = {
     **{name: lambda fn, x, y: fn(x * x + 0.1) * y for name in "exp sqrt abs tanh sin negative sign floor rint log1p square isnan".split()},
     **{name: lambda fn, x, y: fn(x * x + 0.1, y) + fn(2.0, y) for name in "add maximum fmod hypot less logaddexp arctan2".split()},
-    "multiply": lambda fn, x, y: (np.arange(3.0) * x)[2] + (np.arange(3.0) < y)[1] * x + np.float64(3) / (y + 9) + 2 ** np.float64(2) * np.longdouble(0.5) * x,
+    "multiply": lambda fn, x, y: (np.arange(3.0) * x)[2] + (np.arange(3.0) < y)[1] * x + np.float64(3) / (y + 9) + np.float32(2) * x,
 }  # fmt: skip
 
 
