@@ -86,6 +86,8 @@ def test_text_expressions_and_explain():
         (dict(q=np.zeros((4, 8))), "rank 2"),
         (dict(score_mod="score + nothing[q_idx]"), "nothing"),
         (dict(strategy="both"), "strategy"),
+        (dict(checked=2), "checked: found int 2; expected True or False"),
+        (dict(deterministic=-1), "deterministic: found int -1; expected True or False"),
     ],
 )
 def test_wrong_calls_name_the_argument(change, message):
