@@ -527,7 +527,7 @@ class JaxTracer(CallTracer):
             except jax_primitives.OwnRule:
                 raise
             except Exception as unread:
-                if Symbol.__name__ in str(refused):  # JAX's own words of what it does not know, such as jax.jit's
+                if f"{__name__}.Symbol" in str(refused):  # JAX's own words of what it does not know, such as jax.jit's
                     raise
                 if not isinstance(unread, (NotImplementedError, ValueError, jax.dtypes.TypePromotionError)):
                     raise refused from unread
