@@ -34,7 +34,8 @@ struct Timing {
   int repeats = 0, quiet = 0;            ///< all repetitions, and those on a quiet machine, which the figures are taken from
 };
 
-// Each repetition is bracketed by two runs of a load-heavy calibration; it counts as quiet if both were near the best one.
+// Each repetition is bracketed by two runs of a load-heavy calibration; it counts as quiet if both were near the best one. Work that is shorter
+// than these is done several times in a repetition: else they, which nobody asked for, would take most of the time.
 Timing measure(const std::function<void()>& work, double seconds, int threads) {
   struct Sample {
     double time, calibration;
@@ -44,13 +45,16 @@ Timing measure(const std::function<void()>& work, double seconds, int threads) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   };
   work();
+  const double first = now();
+  work();
+  const int times = static_cast<int>(std::clamp(300e-6 / std::max(now() - first, 1e-9), 1.0, 1000.0));
   std::vector<Sample> samples;
   double spent = 0, before = micro::calibrate();
   while (spent < seconds || samples.size() < 5) {
     const double begin = now();
-    work();
+    for (int i = 0; i < times; ++i) work();
     const double time = now() - begin, after = micro::calibrate();
-    samples.push_back({time, std::min(before, after)});
+    samples.push_back({time / times, std::min(before, after)});
     before = after;
     spent += time;
   }

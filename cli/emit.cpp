@@ -113,7 +113,10 @@ void add_emit(CLI::App& app) {
       app.add_subcommand("emit", "The GPU kernels of problems as CUDA sources, machine code, and C that runs them; needs no GPU");
   const auto options = std::make_shared<Options>();
   add_line_options(*command, options->lines);
-  command->add_option("--arch", options->archs, "sm_80, sm_86, sm_89, sm_90a, ...; several: sm_80,sm_90")->required()->delimiter(',');
+  command->add_option("--arch", options->archs, "sm_80, sm_86, sm_89, sm_90a, ...; several: sm_80,sm_90")
+      ->required()
+      ->delimiter(',')
+      ->allow_extra_args(false);  // what follows is a problem line
   command->add_option("-o,--out", options->folder, "Folder to write to")->required();
   command->add_flag("--cubin", options->cubin, "Machine code too (needs NVRTC)");
   CLI::Option* launcher = command->add_option(
@@ -124,9 +127,11 @@ void add_emit(CLI::App& app) {
       ->add_option("--names", options->names,
                    "The launcher's function of each line, NAME_forward, NAME_backward, NAME_forward_2, ... by default")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->needs(launcher);
   command->add_option("--sms", options->multiprocessors, "Multiprocessors of the devices; default: those of each architecture's cards")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->needs(launcher)
       ->check(whole_number(1, INT32_MAX));
   command->callback([options] { run(*options); });

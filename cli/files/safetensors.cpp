@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/check.h"
 
@@ -34,7 +35,13 @@ std::vector<Tensor> parse_safetensors(std::span<const std::byte> file, const std
   FOVEAL_CHECK(length <= file.size() - sizeof length, source, ": the file ends inside the safetensors header");
   const auto* text = reinterpret_cast<const char*>(file.data() + sizeof length);
   const auto data = file.subspan(sizeof length + length);
-  const Json header = Json::parse(text, text + length, nullptr, false);
+  std::set<std::string> names;  // the parser keeps one of two equal names
+  const auto check_names = [&](int depth, Json::parse_event_t event, const Json& name) {
+    const bool is_name = depth == 1 && event == Json::parse_event_t::key;
+    FOVEAL_CHECK(!is_name || names.insert(name.get<std::string>()).second, source, ": a second tensor named ", name.dump());
+    return true;
+  };
+  const Json header = Json::parse(text, text + length, check_names, false);
   FOVEAL_CHECK(header.is_object(), source, ": the safetensors header is no JSON object");
   std::vector<Tensor> tensors;
   std::uint64_t promised = 0;  // tensors that share their bytes would ask for more memory than any honest file of this size

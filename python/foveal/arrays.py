@@ -56,7 +56,12 @@ def plain_number(value: Any) -> Any:
     """The Python number in a scalar of NumPy's; other values as they are."""
     numpy = sys.modules.get("numpy")
     generic: Any = getattr(numpy, "generic", ())
-    return value.item() if isinstance(value, generic) else value
+    if not isinstance(value, generic):
+        return value
+    number = value.item()
+    if isinstance(number, generic):  # of more bits than Python's numbers have
+        return complex(value) if value.dtype.kind == "c" else float(value) if value.dtype.kind == "f" else number
+    return number
 
 
 def check_ascii(what: str, text: str) -> None:
@@ -139,7 +144,10 @@ def read(array: Any, argument: str, by_bits: bool = False) -> tuple[DType, bool,
     if callable(stride):  # torch
         strides = tuple(stride())
     elif getattr(array, "strides", None) is not None:  # NumPy, CuPy: bytes
-        strides = tuple(step // array.dtype.itemsize for step in array.strides)
+        size = array.dtype.itemsize
+        if any([step % size != 0 for step, extent in zip(array.strides, shape) if extent > 1]):  # a field of records, for instance
+            raise ValueError(f"{argument}: strides of {array.strides} bytes; expected multiples of {size}, the bytes of an element: numpy.ascontiguousarray(x)")
+        strides = tuple(step // size for step in array.strides)
     else:
         strides = row_major(shape)
     return dtype_of(array, argument, by_bits), cuda, index, shape, strides, _address(array)

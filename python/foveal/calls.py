@@ -47,7 +47,10 @@ class CallTracer(Tracer):
         raise NotImplementedError
 
     def type_of(self, dtype: Any) -> Type:
-        raise NotImplementedError
+        found = _TYPES.get(_name_of(dtype))
+        if found is None:  # there is nothing in the language that rounds or wraps as it does
+            raise NotImplementedError(f"dtype {dtype} in a score or mask; expected one of {', '.join(_TYPES)}")
+        return found
 
     def narrow(self, dtype: Any) -> tuple[int, int] | None:
         """(offset, size) of an integer dtype that wraps before 32 bits do."""
@@ -136,6 +139,11 @@ def _as_is(expr: Expr) -> Expr:
     return expr
 
 
+_TYPES = {
+    **dict.fromkeys("float64 float32 bfloat16 float16".split(), Type.real),
+    **dict.fromkeys("int64 int32 int16 int8 uint32 uint16 uint8".split(), Type.integer),
+    "bool": Type.boolean,
+}
 _ROUNDED = {"bfloat16": _core.to_bfloat16, "float16": _core.to_float16}
 
 

@@ -135,7 +135,7 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, int) and type(value).__name__ != "bool_" and type(value).__name__ != "bool":
+    if not (isinstance(value, int) or type(value).__name__ in ("bool_", "bool")) or value not in (0, 1):
         raise TypeError(f"attention: {name}: found {_found(value)}; expected True or False")
     return bool(value)
 

@@ -386,9 +386,12 @@ def _scaled(description: Description, scale: jax.Array, arguments: dict[str, Any
         scale = scale.astype(jnp.result_type(float))
     text = "score" if description.score_mod is None else repr(description.score_mod)
     given = {param.name: array for param, array in zip(description.params, description.arrays)}
+    name = "scale_"
+    while name in given:
+        name += "_"
     return describe(
-        re.sub(r"\bscore\b", "(score * scale_[])", text), description.mask, tracer=JaxTracer(),
-        **{**arguments, "scale": 1.0, "params": {**given, "scale_": scale}},
+        re.sub(r"\bscore\b", f"(score * {name}[])", text), description.mask, tracer=JaxTracer(),
+        **{**arguments, "scale": 1.0, "params": {**given, name: scale}},
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from . import _core, formulas
 from ._core import Expr
-from .calls import Call, Meaning, over_dims
+from .calls import Call, Meaning, binary, over_dims
 from .trace import Along, At, Capture, Symbols, of_part
 
 MAX_STEPS = 64  # of a loop that is unrolled
@@ -129,8 +129,9 @@ class _Reader:
             return self.table["integer_pow"](Call(call.tracer, name, call.func, (*call.args, params["y"]), {}, call.result))
         if name == "round" and int(params["rounding_method"]) == 1:
             return self.table["rint"](call)
-        if name in ("lt_to", "le_to") and not any([jnp.issubdtype(value.dtype, jnp.floating) for value in call.args]):
-            return self.table[name[:2]](call)
+        if name in ("lt_to", "le_to"):
+            reals = any([jnp.issubdtype(value.dtype, jnp.floating) for value in call.args])
+            return _ORDERED[name](call) if reals else self.table[name[:2]](call)
         meaning = _MEANINGS.get(name)
         if meaning is None:
             raise call.refuse("not part of the score language")
@@ -309,15 +310,20 @@ def _elements(call: Call, operand: Any) -> Callable[[list[Any]], Any]:
     return chosen
 
 
-def _cumsum(call: Call, params: dict[str, Any]) -> Any:
-    x = call.symbol(call.args[0])
-    lines = np.moveaxis(np.arange(len(x._items)).reshape(x._shape), params["axis"], -1).reshape(-1, x._shape[params["axis"]])
-    items = list(x._items)
-    for line in lines.tolist():
-        line = line[::-1] if params["reverse"] else line
-        for before, at in zip(line, line[1:]):
-            items[at] = items[before] + items[at]
-    return call.made(items, call.result)
+def _running(fn: Callable[[Any, Any], Any]) -> Callable[[Call, dict[str, Any]], Any]:
+    """Each element with all before it along an axis."""
+
+    def meaning(call: Call, params: dict[str, Any]) -> Any:
+        x = call.symbol(call.args[0])
+        lines = np.moveaxis(np.arange(len(x._items)).reshape(x._shape), params["axis"], -1).reshape(-1, x._shape[params["axis"]])
+        items = list(x._items)
+        for line in lines.tolist():
+            line = line[::-1] if params["reverse"] else line
+            for before, at in zip(line, line[1:]):
+                items[at] = fn(items[before], items[at])
+        return call.made(items, call.result)
+
+    return meaning
 
 
 def _gather(call: Call, params: dict[str, Any]) -> Any:
@@ -394,7 +400,14 @@ def _reduce_precision(call: Call, params: dict[str, Any]) -> Any:
     return call.made([rounded(item) for item in call.symbol(call.args[0])._items], call.result)
 
 
+# Reals in the order of jnp.sort, by which jnp.searchsorted, digitize and interp look: NaN is the last. JAX has made -0 a 0.
+_ORDERED = {
+    "lt_to": binary(lambda a, b: (a < b) | (formulas.is_nan(b) & ~formulas.is_nan(a))),
+    "le_to": binary(lambda a, b: (a <= b) | formulas.is_nan(b)),
+}
 _MEANINGS = {
-    "select_n": _select, "dynamic_slice": _dynamic_slice, "gather": _gather, "dot_general": _dot_general, "cumsum": _cumsum,
+    "select_n": _select, "dynamic_slice": _dynamic_slice, "gather": _gather, "dot_general": _dot_general,
+    "cumsum": _running(operator.add), "cumprod": _running(operator.mul), "cummax": _running(_core.maximum), "cummin": _running(_core.minimum),
+    "cumlogsumexp": _running(formulas.logaddexp),
     "argmax": _place_of_extreme, "argmin": _place_of_extreme, "reduce_precision": _reduce_precision,
 }  # fmt: skip

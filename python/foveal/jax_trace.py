@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _core, formulas, jax_primitives, questions, special
+from . import _core, formulas, jax_primitives, numpy_on_symbols, questions, special
 from ._core import Expr, Type
 from .calls import Call, CallTracer, Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, same, signature_of
 from .calls import rounding, shift, stopped, unary
@@ -55,7 +55,12 @@ class Symbol(Symbols):
     def T(self) -> Any:  # noqa: N802 - JAX's name
         return _call(self._tracer, "transpose", jnp.transpose, (self,), {})
 
-    __array_ufunc__ = None  # NumPy's operators leave it to these below
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
+        """NumPy's operators, of its arrays and symbols, and its functions: by jnp's of the name."""
+        name = ufunc.__name__
+        if method != "__call__" or keywords or not hasattr(jnp, name):
+            raise questions.refused(numpy_on_symbols.refusal(name))
+        return _call(self._tracer, name, getattr(jnp, name), inputs, {})
 
     def __getitem__(self, index: Any) -> Any:
         return _call(self._tracer, "getitem", operator.getitem, (self, index), {})
@@ -474,13 +479,6 @@ class JaxTracer(CallTracer):
     def dtype_of_scores(self) -> Any:
         return self.score_dtype
 
-    def type_of(self, dtype: Any) -> Type:
-        if jnp.issubdtype(dtype, jnp.complexfloating):
-            raise NotImplementedError(f"an array of dtype {dtype} in a score or mask; expected a real, integer or boolean one")
-        if dtype == "uint64":  # the language's integers have a sign
-            raise NotImplementedError("an array of dtype uint64 in a score or mask; expected int64, or 32 bits or less")
-        return Type.boolean if dtype == bool else Type.real if jnp.issubdtype(dtype, jnp.floating) else Type.integer
-
     def dtype_of_operands(self, call: Call, given: Sequence[Any]) -> Any:
         dtype = call.result.dtype
         if dtype != bool or len(given) != 2:
@@ -528,10 +526,12 @@ class JaxTracer(CallTracer):
                 return jax_primitives.traced(self, _TABLE, fn, arguments)
             except jax_primitives.OwnRule:
                 raise
-            except (NotImplementedError, ValueError, jax.dtypes.TypePromotionError) as unread:
-                raise _restated(refused, f"{refused}; traced by JAX: {str(unread).splitlines()[0]}") from unread
             except Exception as unread:
-                raise refused from unread
+                if f"{__name__}.Symbol" in str(refused):  # JAX's own words of what it does not know, such as jax.jit's
+                    raise
+                if not isinstance(unread, (NotImplementedError, ValueError, jax.dtypes.TypePromotionError)):
+                    raise refused from unread
+                raise _restated(refused, f"{refused}; traced by JAX: {str(unread).splitlines()[0]}") from unread
 
     def seen(self, value: Any) -> Any:
         """Results of foveal's own functions are arrays to a function that is traced, too."""

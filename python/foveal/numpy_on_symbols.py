@@ -30,7 +30,7 @@ _MEANINGS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _refusal(name: str) -> TypeError:
+def refusal(name: str) -> TypeError:
     return TypeError(
         f"numpy.{name}: not a function of score expressions; expected numpy.where, exp, maximum and the like, foveal's functions (foveal.where, "
         "foveal.exp, ...), torch's (torch.where) on torch tensors, or jax.numpy's (jnp.where) on JAX arrays"
@@ -46,6 +46,12 @@ def _made(name: str, inputs: Any, keywords: Any) -> Any:
     return meaning(*[_core.constant(value) if isinstance(value, (bool, int, float)) else value for value in operands], **keywords)
 
 
+def _narrow(value: Any) -> Any:
+    """A longdouble would hand an expression, which it does not know, back to NumPy for ever."""
+    narrow = {"g": "d", "G": "D"}.get(getattr(getattr(value, "dtype", None), "char", ""))
+    return value if narrow is None else value.astype(narrow)
+
+
 def _ufunc(self: Expr, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
     """NumPy's operators compute as Python's do; its other functions ask for values, but for those of the table."""
     import numpy
@@ -53,13 +59,13 @@ def _ufunc(self: Expr, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -
     made = _made(ufunc.__name__, inputs, {}) if method == "__call__" and not keywords else None
     if made is not None:
         return made
-    operands = [numpy.array(value, dtype=object) if isinstance(value, Expr) else value for value in inputs]
+    operands = [numpy.array(value, dtype=object) if isinstance(value, Expr) else _narrow(value) for value in inputs]
     if ufunc.__name__ in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
         keywords["dtype"] = object  # else it asks for the truth of what the operator gives
     try:
         return getattr(ufunc, method)(*operands, **keywords)
     except TypeError as error:
-        raise questions.refused(_refusal(ufunc.__name__)) from error
+        raise questions.refused(refusal(ufunc.__name__)) from error
 
 
 def _function(self: Expr, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
@@ -68,13 +74,13 @@ def _function(self: Expr, function: Any, types: Any, inputs: Any, keywords: Any)
     except TypeError:
         made = None
     if made is None:
-        raise questions.refused(_refusal(function.__name__))
+        raise questions.refused(refusal(function.__name__))
     return made
 
 
 def refused(self: Any, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
     """For symbols of other frameworks, and arrays of expressions."""
-    raise questions.refused(_refusal(function.__name__))
+    raise questions.refused(refusal(function.__name__))
 
 
 def install() -> None:

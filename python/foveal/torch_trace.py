@@ -1160,11 +1160,6 @@ class TorchTracer(CallTracer):
     def dtype_of_scores(self) -> Any:
         return self.score_dtype
 
-    def type_of(self, dtype: torch.dtype) -> Type:
-        if dtype.is_complex:
-            raise NotImplementedError(f"a tensor of dtype {dtype} in a score or mask; expected a real, integer or boolean one")
-        return Type.boolean if dtype == torch.bool else Type.real if dtype.is_floating_point else Type.integer
-
     def narrow(self, dtype: torch.dtype) -> tuple[int, int] | None:
         return _NARROW.get(dtype)
 

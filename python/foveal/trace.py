@@ -584,7 +584,8 @@ class Tracer:
         """A parameter with this name. The same array under another one is another parameter: the next call may give two arrays."""
         arrays.check_plain(array, "a captured array")
         arrays.check_sizes(array, name)
-        param = Param(name, list(array.shape), arrays.type_of(array, "a captured array" if by_bits else name, by_bits))
+        # An array without elements, of an empty batch for instance, counts as one of one: where there is a pair to read it, planning sees the difference.
+        param = Param(name, [max(1, extent) for extent in array.shape], arrays.type_of(array, "a captured array" if by_bits else name, by_bits))
         self.arrays.append(array)
         self.params.append(param)
         return param

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -134,9 +135,11 @@ TEST_F(Command, RunReadsAFileWithAnEqualsSignInItsPath) {
 }
 
 TEST_F(Command, EmitSaysWhichFolderCannotBeMade) {
-  const Ran ran = run("emit 'forward bf16 q64 d64' --arch sm_80 -o /dev/null/kernels");
-  EXPECT_EQ(ran.code, 2);
-  EXPECT_NE(ran.err.find("'/dev/null/kernels': cannot be made a folder"), std::string::npos) << ran.err;
+  for (const char* order : {"'forward bf16 q64 d64' --arch sm_80", "--arch sm_80 'forward bf16 q64 d64'"}) {  // the line is no second one
+    const Ran ran = run(std::string("emit ") + order + " -o /dev/null/kernels");
+    EXPECT_EQ(ran.code, 2);
+    EXPECT_NE(ran.err.find("'/dev/null/kernels': cannot be made a folder"), std::string::npos) << ran.err;
+  }
 }
 
 TEST_F(Command, ReadsSuitesOfOtherEditors) {
@@ -391,6 +394,14 @@ TEST_F(Command, BenchGivesFigures) {
   const auto rows = nlohmann::json::parse(text(path("bench.json")));
   EXPECT_GT(rows[0]["timing"]["median_s"].get<double>(), 0);
   EXPECT_GT(rows[0]["gflops"].get<double>(), 0);
+}
+
+// Whose calibrations took longer than they by far.
+TEST_F(Command, BenchOfTinyProblemsEndsWhenItsTimeIsOver) {
+  const auto begin = std::chrono::steady_clock::now();
+  const Ran ran = run("bench --seconds 0.1 --no-unfused --threads 1 'forward f32 q4 d4 mask=\"kv_idx > 99\"' 'forward f32 q4 d4'");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
 }
 
 // What `run` writes is what the library computes, for every file format.

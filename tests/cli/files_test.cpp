@@ -154,6 +154,16 @@ TEST(Safetensors, TensorsThatShareTheirBytesAreRefused) {
   }
 }
 
+TEST(Safetensors, ANameGivenTwiceIsRefused) {
+  const std::string entry = R"("a": {"dtype": "U8", "shape": [1], "data_offsets": [)";
+  try {
+    parse_safetensors(safetensors_file("{" + entry + "0, 1]}, " + entry + "1, 2]}}", 2), "twice");
+    ADD_FAILURE() << "one of two was dropped";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("a second tensor named \"a\""), std::string::npos) << error.what();
+  }
+}
+
 TEST(Safetensors, NumbersThatAreNoIntegersAreRefused) {
   for (const char* numbers : {"\"shape\": [1], \"data_offsets\": [0, 3.81e192]", "\"shape\": [2.5e69], \"data_offsets\": [0, 4]",
                               "\"shape\": [1.5], \"data_offsets\": [0, 4]", "\"shape\": [1], \"data_offsets\": [0, 18446744073709551615]",

@@ -85,3 +85,43 @@ def test_jax_dot_product_attention():
 
     q = jnp.ones((2, 0, 2, 4))
     assert foveal.jax.dot_product_attention(q, q, q).shape == q.shape
+
+
+TABLES = {"batch": (0, 6), "queries": (0, 6), "keys": (1, 0)}  # as they are cut with q and k
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_captured_arrays_without_elements(name):
+    """The bias of an empty batch is empty, too."""
+    q, k, v = (np.ones(shape, np.float32) for shape in SHAPES[name])
+    table = np.ones(TABLES[name], np.float32)
+    symbol = {"batch": 1, "queries": 3, "keys": 1}[name]
+
+    def reading(table):
+        return lambda *symbols: symbols[0] + table[symbols[symbol], symbols[4]]
+
+    out, lse = foveal.forward(q, k, v, reading(table))
+    assert not out.any() and (lse == -np.inf).all()
+    assert foveal.backward(q, k, v, out, lse, out, reading(table), gradients=("p0",))[3]["p0"].shape == table.shape
+    by_text = foveal.attention(q, k, v, f"score + t[{('batch', 'q_idx')[name == 'queries']}, kv_idx]", params={"t": table})
+    np.testing.assert_array_equal(by_text, out)
+    with pytest.raises(ValueError, match=r"foveal.attention: parameter p0: shape \[\d, \d\]; expected"):
+        foveal.attention(*(np.ones((1, 5, 2, 4), np.float32) for _ in range(3)), reading(table))
+
+    torch, door = pytest.importorskip("torch"), pytest.importorskip("foveal.torch")
+    learned = torch.from_numpy(table).requires_grad_()
+    door.attention(*(torch.from_numpy(x) for x in (q, k, v)), reading(learned)).sum().backward()
+    assert learned.grad.shape == table.shape
+
+
+def test_door_of_jax_with_an_empty_batch():
+    jax = pytest.importorskip("jax")
+    import jax.numpy as jnp
+
+    import foveal.jax
+
+    q, bias, keep, lengths = jnp.ones((0, 5, 2, 4)), jnp.ones((0, 1, 5, 5)), jnp.ones((0, 1, 1, 5), bool), jnp.ones(0, jnp.int32)
+    for door in (foveal.jax.dot_product_attention, jax.nn.dot_product_attention):
+        run = jax.jit(lambda q, bias, door=door: door(q, q, q, bias, keep, key_value_seq_lengths=lengths))
+        assert run(q, bias).shape == q.shape
+        assert jax.grad(lambda bias, run=run: run(q, bias).sum())(bias).shape == bias.shape

@@ -196,6 +196,23 @@ def test_functions_that_a_function_calls():
     compare(lambda x: lambda s, b, h, i, j: s * 0.1 + helper(x[i, j]) + sum(map(jnp.cos, [x[i, j]])), X)
 
 
+OF_NUMPY = {
+    **{name: lambda fn, x, y: fn(x * x + 0.1) * y for name in "exp sqrt abs tanh sin negative sign floor rint log1p square isnan".split()},
+    **{name: lambda fn, x, y: fn(x * x + 0.1, y) + fn(2.0, y) for name in "add maximum fmod hypot less logaddexp arctan2".split()},
+    "multiply": lambda fn, x, y: (np.arange(3.0) * x)[2] + (np.arange(3.0) < y)[1] * x + np.float64(3) / (y + 9) + np.float32(2) * x,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_NUMPY)
+def test_functions_and_operators_of_numpy(name):
+    """They mean what jnp's of the name do."""
+    make = lambda fn: lambda x, y: lambda s, b, h, i, j: s * 0.1 + OF_NUMPY[name](fn, x[i, j], y[i, j])  # noqa: E731
+    params = [jnp.asarray(a) for a in (X, Y)]
+    found, wanted = (jax.grad(lambda *p, fn=fn: ours(make(fn), p), (0, 1))(*params) for fn in (getattr(np, name), getattr(jnp, name)))
+    for a, b in zip(found, wanted):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
 AS_JAX = {
     "a sum of integers": lambda s, i, j: jnp.sum(jnp.stack([s, s * 2]), dtype=jnp.int32) + s,
     "a product of integers": lambda s, i, j: jnp.prod(jnp.stack([s * 3, s * 2]), dtype=jnp.int32) + s,
@@ -215,7 +232,13 @@ def test_dtypes_zeros_and_gradients_inside(name):
 
 
 REFUSED = {
-    "NumPy's function": (lambda s, i, j: np.exp(s), TypeError, "'Symbol' does not support ufuncs"),
+    "a reduction of NumPy's": (lambda s, i, j: np.add.reduce(s), TypeError, "numpy.add: not a function of score expressions"),
+    "an argument of NumPy's": (lambda s, i, j: np.exp(s, dtype=float), TypeError, "numpy.exp: not a function of score expressions"),
+    "8 bits": (lambda s, i, j: s.astype(jnp.float8_e4m3fn).astype(s.dtype), NotImplementedError, "dtype float8_e4m3fn in a score or mask; expected one of float64"),
+    "4 bits": (lambda s, i, j: s + i.astype(jnp.int4).astype(jnp.int32), NotImplementedError, "dtype int4 in a score or mask; expected one of float64"),
+    "4 bits without sign": (lambda s, i, j: s + i.astype(jnp.uint4).astype(jnp.int32), NotImplementedError, "dtype uint4 in a score or mask"),
+    "a compiled function": (lambda s, i, j: jax.jit(lambda s: s.astype(jnp.float8_e5m2).astype(s.dtype))(s), NotImplementedError,
+                            "^foveal.jax.attention: dtype float8_e5m2 in a score or mask"),
     "a type that is not read": (lambda s, i, j: s + W_.astype(jnp.float8_e5m2)[0, i, j].astype(s.dtype), NotImplementedError, "traced by JAX: .*float8_e5m2"),
     "unknown function": (lambda s, i, j: jax.scipy.special.digamma(s), NotImplementedError, "digamma"),
     "unknown argument": (lambda s, i, j: jnp.sum(jnp.asarray(W)[0, i], foo=1), TypeError, "sum"),

@@ -90,6 +90,13 @@ def test_vmap_over_nothing_and_an_integer_as_traced_scale():
     np.testing.assert_array_equal(jax.jit(lambda scale: attention(q, k, v, scale=scale))(2), attention(q, k, v, scale=jnp.float32(2)))
 
 
+def test_a_parameter_with_the_name_of_a_traced_scale():
+    """It was replaced by the scale."""
+    three, half = jnp.float32(3), jnp.float32(0.5)
+    found = attention(q, k, v, "score * scale_[] + b[kv_idx]", params={"scale_": three, "b": TABLE}, scale=half)
+    np.testing.assert_array_equal(found, attention(q, k, v, "score * a[] + b[kv_idx]", params={"a": three, "b": TABLE}, scale=half))
+
+
 def test_one_array_of_lengths_for_queries_and_keys():
     lengths = jnp.array([3])
     found = door(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths)

@@ -14,6 +14,7 @@ from test_jax_functions import LEN, compare, doubles, ours, real, theirs  # noqa
 import foveal.jax
 
 B, R, T = real(LEN, LEN), real(LEN), real(2, LEN, LEN)
+EDGES, MANY, ODD = jnp.array([-2.0, -0.5, 0.0, 0.5, 1.0]), jnp.linspace(-3.0, 3.0, 500), jnp.array([-jnp.inf, -0.0, 0.0, 1.0, jnp.inf, jnp.nan])
 IDS = np.array([0, 0, 1, 1, 1, 2, 2], np.int32)
 
 
@@ -56,6 +57,18 @@ def own_backward_rule(x):
 own_backward_rule.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
 
 SCORES = {
+    "running products": (lambda x: lambda s, b, h, i, j: s + jnp.cumprod(x[i])[j] * 0.1, B),
+    "running extremes": (lambda x: lambda s, b, h, i, j: s + lax.cummax(x[i])[j] + lax.cummin(jnp.round(x[j]), reverse=True)[i], B),
+    "running logsumexp": (lambda x: lambda s, b, h, i, j: s + lax.cumlogsumexp(x[i])[j], B),
+    "a running product that wraps": (lambda x: lambda s, b, h, i, j: s + x[j] * jnp.cumprod(jnp.stack([i, j, i]).astype(jnp.int8) * 9, dtype=jnp.int8)[2], R),
+    "searchsorted": (lambda x: lambda s, b, h, i, j: s + x[jnp.searchsorted(EDGES, s)], R),
+    "searchsorted from the right": (lambda x: lambda s, b, h, i, j: s + x[jnp.searchsorted(EDGES, i - 3.0, side="right")], R),
+    "searchsorted by comparing all": (lambda x: lambda s, b, h, i, j: s + x[jnp.searchsorted(EDGES, x[j], method="compare_all")], R),
+    "searchsorted in many": (lambda x: lambda s, b, h, i, j: s + x[jnp.searchsorted(MANY, s) // 100], R),
+    "searchsorted in integers": (lambda x: lambda s, b, h, i, j: s + x[jnp.searchsorted(jnp.array([0, 2, 2, 5]), i - j, side="right")], R),
+    "searchsorted of NaN": (lambda x: lambda s, b, h, i, j: s + x[jnp.searchsorted(ODD, ODD[i % 6]) + jnp.searchsorted(ODD[:5], ODD[j % 6], side="right") // 2 - 1], R),
+    "digitize": (lambda x: lambda s, b, h, i, j: s + x[jnp.digitize(s, EDGES, right=True)], R),
+    "interp": (lambda x: lambda s, b, h, i, j: s + jnp.interp(s, jnp.sort(x), x) + jnp.interp(x[i] - x[j], EDGES, x[:5], left=0.0), R),
     "a transpose": (lambda x: lambda s, b, h, i, j: s + x.T[i, j], B),
     "a transpose of matrices": (lambda x: lambda s, b, h, i, j: s + x.mT[h, i, j], T),
     "at[].get": (lambda x: lambda s, b, h, i, j: s + x.at[i, j].get(), B),
@@ -153,7 +166,8 @@ REFUSED = {
     "a long loop": (lambda s, b, h, i, j: lax.fori_loop(0, 1000, lambda n, y: y * 0.9, s), "fori_loop is not part of the score language"),
     "a branch": (lambda s, b, h, i, j: s if i > j else -s, "no truth value while it is traced"),
     "an effect": (lambda s, b, h, i, j: (jax.debug.print("{}", s), s)[1], "not a valid JAX type|is not part of the score|of type"),
-    "several results": (jax.jit(lambda s, b, h, i, j: (s, s)), "not a valid JAX type|returned 2 values|of type"),
+    "several results": (jax.jit(lambda s, b, h, i, j: (s, s)), "^foveal.jax.attention: the function returned 2 values; expected one number"),
+    "sorted symbols": (lambda s, b, h, i, j: jnp.sort(jnp.stack([s, -s]))[0], "jax.sort in a score or mask: not part of the score language"),
 }  # fmt: skip
 
 

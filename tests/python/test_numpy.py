@@ -86,6 +86,8 @@ def test_text_expressions_and_explain():
         (dict(q=np.zeros((4, 8))), "rank 2"),
         (dict(score_mod="score + nothing[q_idx]"), "nothing"),
         (dict(strategy="both"), "strategy"),
+        (dict(checked=2), "checked: found int 2; expected True or False"),
+        (dict(deterministic=-1), "deterministic: found int -1; expected True or False"),
     ],
 )
 def test_wrong_calls_name_the_argument(change, message):
@@ -147,3 +149,21 @@ def test_an_index_outside_of_a_slice(rows):
         foveal.forward(q, q[:, :1], q[:, :1], score_mod, checked=True)
     inside = foveal.forward(q[:, :4], q[:, :1], q[:, :1], score_mod, checked=True)[1][0, 0]
     np.testing.assert_array_equal(inside, table[rows])
+
+
+def test_strides_that_are_no_whole_elements():
+    """Of a field of packed records, for instance: they were rounded down, and other memory was read."""
+    q, k, v = arrays(1, 5, 2, 8)
+    records = np.zeros((5, 5), [("real", "f8"), ("flag", "i1")])
+    table = records["real"]
+    with pytest.raises(ValueError, match=r"foveal.attention: p0: strides of \(45, 9\) bytes; expected multiples of 8, .*ascontiguousarray"):
+        foveal.attention(q, k, v, lambda s, b, h, i, j: s + table[i, j])
+    between = np.lib.stride_tricks.as_strided(np.zeros(200), q.shape, (960, 192, 96, 12))
+    with pytest.raises(ValueError, match="foveal.attention: q: strides of"):
+        foveal.attention(between, k, v)
+    with pytest.raises(ValueError, match="foveal.Plan.run: q: strides of"):
+        foveal.plan(q, k, v).run(q=between, k=k, v=v, out=np.empty_like(q), lse=np.empty((1, 2, 5)))
+    records[:] = [(i * 0.1, 1) for i in range(5)]
+    aligned = records.astype(np.dtype([("real", "f8"), ("flag", "i1")], align=True))["real"]
+    found, copied = (foveal.attention(q, k, v, lambda s, b, h, i, j, x=x: s + x[i, j]) for x in (aligned, aligned.copy()))
+    np.testing.assert_array_equal(found, copied)

@@ -29,6 +29,7 @@ CASES = {
     **{name: lambda s, b, h, i, j, fn=getattr(np, name): s + i * fn(s * s + 0.5) + fn(j + 1) for name in POSITIVE},
     **{name: lambda s, b, h, i, j, fn=getattr(np, name): s + i * fn(s, TABLE[h, j]) + fn(i, 2) + fn(0.5, s) for name in TWO},
     "fmod": lambda s, b, h, i, j: s + i * np.fmod(s, 0.3) + np.fmod(i - j, 3),
+    "long double": lambda s, b, h, i, j: s * np.longdouble(0.5) + np.longdouble(2) / (i + 1) + np.array(3, np.longdouble) * j,
     "where": lambda s, b, h, i, j: np.where((i >= j) & (h == 0), s, np.where(i - 3, -2.0, TABLE[h, j])),
     "where of booleans": lambda s, b, h, i, j: s + np.where(i > j, True, False),
     "clip": lambda s, b, h, i, j: np.clip(s, -0.5, 0.25) + np.clip(i - j, -2, 2),

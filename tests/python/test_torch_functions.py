@@ -534,6 +534,8 @@ REFUSED = {
     "an index out of range": (lambda s, i, j: W[0, LEN, j], IndexError, "out of"),
     "an array as the score": (lambda s, i, j: E[i], TypeError, "shape"),
     "a number of a symbol": (lambda s, i, j: s * float(i), TypeError, "no value"),
+    "8 bits": (lambda s, i, j: s.to(torch.float8_e4m3fn).float(), NotImplementedError, "dtype torch.float8_e4m3fn in a score or mask; expected one of float64"),
+    "a conversion to uint64": (lambda s, i, j: s.to(torch.uint64).float(), NotImplementedError, "dtype torch.uint64 in a score or mask; expected one of float64"),
     "dtype": (lambda s, i, j: s.to(torch.complex64), (NotImplementedError, TypeError), "complex"),
     "a symbolic option": (lambda s, i, j: torch.clamp(E[i], 0, 1).sum(dim=j), Exception, "."),
     "many reads": (lambda s, i, j: real(40, 40)[i * 0 :].sum() if False else torch.zeros(2, 2000)[i].sum(), ValueError, "2000"),
