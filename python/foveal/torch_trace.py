@@ -509,6 +509,8 @@ def _chosen(x: Symbol, index: Any) -> Symbol:
     if not 0 < x._shape[dim] <= MAX_UNROLL:
         raise NotImplementedError(f"torch.getitem in a score or mask: a symbol chooses one of {x._shape[dim]} expressions; expected 1 to {MAX_UNROLL}")
     place = x._tracer.resolved(which._items[0], x._shape[dim])
+    if x._tracer.checked:  # by a read of a tensor that holds its own places
+        place = x._tracer.element(torch.arange(x._shape[dim], device=x._tracer.device), [place])
     parts = [x[(*given[:at], n, *given[at + 1 :])] for n in range(x._shape[dim])]
     items = parts[-1]._items
     for n in reversed(range(len(parts) - 1)):

@@ -492,9 +492,9 @@ def test_what_takes_no_negative_index_in_torch(name):
     with pytest.raises((RuntimeError, IndexError), match="out of"):
         read(torch.tensor(-1))
     torch.testing.assert_close(foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + read(i - j)), clamped, rtol=1e-7, atol=1e-9)
+    with pytest.raises(ValueError, match="index -1 in dimension 0"):
+        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + read(i - j), checked=True)
     if name != "gather of expressions":
-        with pytest.raises(ValueError, match="index -1 in dimension 0"):
-            foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + read(i - j), checked=True)
         with pytest.raises(ValueError, match="index 0 is -7 to -1, outside at every pair"):
             foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + read(-1 - j))
 
@@ -609,6 +609,10 @@ def test_indices_that_leave_a_tensor_are_refused_when_checked():
         attend(inside(z))
         with pytest.raises((ValueError, IndexError), match="index"):
             attend(leaves(z))
+    two = lambda s, b, h, i, j: s + torch.stack([Z[i], 2 * Z[j]])[i - j]  # noqa: E731 - of expressions
+    foveal.torch.attention(Q, K, V, two, lambda b, h, i, j: abs(i - j) < 2, checked=True)
+    with pytest.raises(ValueError, match="index .* in dimension 0.*expected 0 to 1"):
+        foveal.torch.attention(Q, K, V, two, checked=True)
     # A mask that keeps no such pair makes it right; a read that is outside at every pair is refused anyway.
     foveal.torch.attention(Q, K, V, leaves(Z), lambda b, h, i, j: i <= j, checked=True)
     with pytest.raises(ValueError, match="outside at every pair"):
