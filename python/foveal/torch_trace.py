@@ -387,7 +387,7 @@ def _SIMILARITY(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> None: ... 
 def _cosine_similarity(call: Call) -> Any:
     a, b, dim, eps = call.bind(_SIMILARITY).values()
     a, b = call.symbol(a), call.symbol(b)
-    return (a * b / (a.norm(2, dim, keepdim=True).clamp_min(eps) * b.norm(2, dim, keepdim=True).clamp_min(eps))).sum(dim)
+    return ((a / a.norm(2, dim, keepdim=True).clamp_min(eps)) * (b / b.norm(2, dim, keepdim=True).clamp_min(eps))).sum(dim)
 
 
 @signature_of
