@@ -31,6 +31,11 @@ from .trace import IN_PLACE, MAX_UNROLL, Capture, Symbols, broadcast, groups
 
 _NARROW = {torch.uint8: (0, 256), torch.uint16: (0, 65536), torch.uint32: (0, 2**32), torch.int8: (128, 256), torch.int16: (32768, 65536)}
 _SIXTEEN = (torch.bfloat16, torch.float16)
+_TYPES = {
+    torch.bool: Type.boolean,
+    **dict.fromkeys((torch.float64, torch.float32, *_SIXTEEN), Type.real),
+    **dict.fromkeys((torch.int64, torch.int32, *_NARROW), Type.integer),
+}
 _OF_NUMBERS = frozenset("mul multiply div divide true_divide truediv floor_divide floordiv lerp".split())
 _META = torch.device("meta")
 _DTYPES = {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch.float32}
@@ -844,6 +849,8 @@ _ASKED: dict[str, Callable[[Any], Any]] = {
     "numel": lambda x: math.prod(x.shape),
 }
 
+_TAKES_ARRAYS = ("getitem", "new_tensor")  # of other frameworks: of places, and of numbers to copy
+
 # Whose result, where it has the same dtype, may be what they were given, or a view of it.
 _SHARING = frozenset(
     "to type float double half bfloat16 int long short char bool byte type_as cpu cuda item detach pos positive getitem unsqueeze squeeze "
@@ -940,6 +947,8 @@ def _check_numbers(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 def _of_torch(name: str, error: Exception) -> Exception:
     """What torch says of tensors, too."""
+    if isinstance(error, NotImplementedError) and "register_meta" in str(error):  # nonzero() and what it is part of
+        return NotImplementedError(f"torch.{name} in a score or mask: the shape of its result follows from values, which symbols have not; expected a shape that is known")
     found: Any = type(error)(f"torch.{name} in a score or mask: {error}")
     found.of_torch = "meta" not in str(error)
     result: Exception = found
@@ -955,6 +964,15 @@ _REFLECTED = {"rpow", "rdiv", "rtruediv", "rfloordiv", "rmod", "rmatmul", "rlshi
 
 
 _NUMPYS_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # of arguments, which torch takes, too
+
+
+def _check_operands(tracer: "TorchTracer", name: str, values: Sequence[Any]) -> None:
+    """Refuses what torch's own words for tensors without data would not explain."""
+    for value in flat(values):
+        if isinstance(value, torch.dtype):
+            tracer.type_of(value)
+        elif name not in _TAKES_ARRAYS and not isinstance(value, torch.Tensor) and arrays.is_array(value):
+            raise TypeError(f"torch.{name} in a score or mask: found an array of {arrays.framework(value)} beside tensors; expected {tracer.can_see}")
 
 
 def _check_transforms(tracer: "TorchTracer", name: str) -> None:
@@ -985,7 +1003,8 @@ def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwar
         if tracer is None:
             raise TypeError(f"torch.{name}: an expression met a tensor outside of tracing")
     if raw.endswith("_") and not raw.endswith("__") and raw not in ("and_", "or_"):
-        raise NotImplementedError(f"torch.{func.__name__} in a score or mask writes into its operand; expected torch.{name}")
+        instead = f"torch.{name}" if name in _TABLE else "a new tensor: torch.where, torch.stack and the like"
+        raise NotImplementedError(f"torch.{func.__name__} in a score or mask writes into its operand; expected {instead}")
     if name in _ASKED and len(args) == 1 and not kwargs:
         return _ASKED[name](args[0])
     meaning = _TABLE.get(name)
@@ -998,6 +1017,7 @@ def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwar
     args = tuple(Symbol(tracer, [value], (), _DTYPES[value.type]) if isinstance(value, Expr) else arrays.plain_number(value) for value in args)
     kwargs = {key: arrays.plain_number(value) for key, value in kwargs.items()}  # torch takes NumPy's for Python's
     _check_transforms(tracer, name)
+    _check_operands(tracer, name, (*args, *kwargs.values()))
     if name == "type":
         given = args[1] if len(args) > 1 else kwargs.get("dtype")
         if given is None:
@@ -1163,9 +1183,10 @@ class TorchTracer(CallTracer):
         return self.score_dtype
 
     def type_of(self, dtype: torch.dtype) -> Type:
-        if dtype.is_complex:
-            raise NotImplementedError(f"a tensor of dtype {dtype} in a score or mask; expected a real, integer or boolean one")
-        return Type.boolean if dtype == torch.bool else Type.real if dtype.is_floating_point else Type.integer
+        kind = _TYPES.get(dtype)
+        if kind is None:  # complex, of 8 bits and fewer, unsigned of 64 bits, quantised
+            raise NotImplementedError(f"a tensor of dtype {dtype} in a score or mask; expected float64, float32, bfloat16, float16, an integer of up to int64, uint32, or bool")
+        return kind
 
     def narrow(self, dtype: torch.dtype) -> tuple[int, int] | None:
         return _NARROW.get(dtype)
