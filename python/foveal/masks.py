@@ -15,6 +15,7 @@ from ._core import Expr, Type
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+_OF_MASKS = ("batch", "head", "q_idx", "kv_idx")  # what masks are called with; scores, too, after the score
 
 
 class Maker(Generic[P, R]):
@@ -25,8 +26,8 @@ class Maker(Generic[P, R]):
         functools.update_wrapper(self, make)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if any([isinstance(arg, Expr) or hasattr(type(arg), "__stands_for__") for arg in args]):  # (batch, head, q_idx, kv_idx), by and_masks() and the like
-            raise self.refused("mask")
+        if len(args) >= len(_OF_MASKS):  # more than any takes: and_masks() and the like call it as a mask
+            raise self.refused("mask" if len(args) == len(_OF_MASKS) else "score_mod")
         return self._make(*args, **kwargs)
 
     def refused(self, where: str) -> TypeError:

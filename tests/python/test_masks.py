@@ -94,6 +94,10 @@ def test_what_makes_a_mask_is_no_mask(maker, other):
         with pytest.raises(TypeError, match=r"mask: found foveal\.\w+ itself; expected what it makes: foveal\.\w+\("):
             combine()
     assert pickle.loads(pickle.dumps(maker)) is maker
+    with pytest.raises(TypeError, match="score_mod: found foveal"):
+        foveal.alibi(foveal.score, 0, 0, foveal.q_idx, 0)
+    with pytest.raises(TypeError, match="window: w: found Expr .*; expected an integer"):
+        foveal.window(foveal.head)
 
 
 @pytest.mark.parametrize("ask", [lambda: DOCUMENT and even, lambda: DOCUMENT or even, lambda: not DOCUMENT], ids="and or not".split())
