@@ -31,8 +31,8 @@ class Maker(Generic[P, R]):
         return self._make(*args, **kwargs)
 
     def refused(self, where: str) -> TypeError:
-        name, arguments = self._make.__name__, str(inspect.signature(self._make)).partition(" ->")[0]
-        return TypeError(f"{where}: found foveal.{name} itself; expected what it makes: foveal.{name}{arguments}")
+        name, arguments = self._make.__name__, ", ".join(inspect.signature(self._make).parameters)
+        return TypeError(f"{where}: found foveal.{name} itself; expected what it makes: foveal.{name}({arguments})")
 
     def _refuse(self, *_: Any) -> Any:
         raise self.refused("mask")
