@@ -2,13 +2,13 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <optional>
 
 #include "base/check.h"
 #include "check/device_case.h"
@@ -42,7 +42,7 @@ class Case {
   const problem::Line& line() const { return line_; }
   problem::Problem problem() const { return problem::problem_of(line_, device_); }
   Plan plan() const { return problem::plan_of(line_, device_); }
-  /// Median seconds of a run.
+  /// Seconds of a run, the mean over about so many.
   double time(const Plan& plan, double seconds) {
     const check::DeviceBytes workspace(line_.device, plan.workspace_bytes());
     const std::function<void()> run = problem::with_arguments(line_, device_, [&](const auto& inputs, const auto& outputs) {
@@ -55,12 +55,7 @@ class Case {
       return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / count;
     };
     several(2);
-    constexpr int rounds = 5;
-    const int count = std::clamp(static_cast<int>(seconds / rounds / std::max(several(3), 1e-7)), 1, 10000);
-    std::array<double, rounds> times{};
-    for (double& time : times) time = several(count);
-    std::sort(times.begin(), times.end());
-    return times[rounds / 2];
+    return several(std::clamp(static_cast<int>(seconds / std::max(several(3), 1e-7)), 1, 10000));
   }
   /// All outputs of the last run.
   std::vector<std::vector<double>> results() {
@@ -105,27 +100,56 @@ struct Timed {
   std::string failure{};
 };
 
-std::vector<Timed> measure(Case& work, const cuda::Family& family, double seconds) {
+/// A configuration under measurement. Without a plan it has failed.
+struct Contender {
+  Timed timed;
+  std::optional<Plan> plan{};
+  std::vector<double> times{};
+};
+
+/// Each configuration runs once, and its results are compared with those of the table's.
+std::vector<Contender> plan_all(Case& work, const cuda::Family& family) {
   constexpr double wrong = 0.02;  // rounding in another order gives about 0.001 in 16-bit types
   std::vector<std::vector<double>> expected;
-  std::vector<Timed> all;
+  std::vector<Contender> all;
   for (const std::string& config : family.configs) {
-    Timed timed{.config = config};
+    Contender& contender = all.emplace_back(Contender{.timed = {.config = config}});
     try {
       const cuda::Trial trial(family.name, config);
-      const Plan plan = work.plan();
-      timed.seconds = work.time(plan, seconds);
+      Plan plan = work.plan();
+      work.time(plan, 0);
       if (expected.empty()) {
         expected = work.results();
       } else if (const double apart = difference(expected, work.results()); apart > wrong) {
-        timed.failure = fmt::format("its results are {:.2g} away from those of the table's configuration", apart);
+        contender.timed.failure = fmt::format("its results are {:.2g} away from those of the table's configuration", apart);
+        continue;
       }
+      contender.plan = std::move(plan);
     } catch (const Error& error) {
-      timed.failure = error.what();
+      contender.timed.failure = error.what();
     }
-    all.push_back(std::move(timed));
   }
   return all;
+}
+
+/// Median times. The configurations take turns, as the device's clock changes; the first turn, in which it rises, does not count.
+std::vector<Timed> measure(Case& work, const cuda::Family& family, double seconds) {
+  constexpr int turns = 5;
+  std::vector<Contender> all = plan_all(work, family);
+  for (int turn = 0; turn <= turns; ++turn) {
+    for (Contender& contender : all) {
+      if (!contender.plan) continue;
+      const double time = work.time(*contender.plan, seconds / turns);
+      if (turn > 0) contender.times.push_back(time);
+    }
+  }
+  std::vector<Timed> timed;
+  for (Contender& contender : all) {
+    std::sort(contender.times.begin(), contender.times.end());
+    if (!contender.times.empty()) contender.timed.seconds = contender.times[contender.times.size() / 2];
+    timed.push_back(std::move(contender.timed));
+  }
+  return timed;
 }
 
 /// Compiles the kernels of all configurations at once, on several threads.

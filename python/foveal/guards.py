@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 from . import arrays
 from ._core import Expr, Param
-from .masks import MaskFunction
+from .masks import Maker, MaskFunction
 
 MAX_PARTS = 4096  # of a key: beyond it, comparing costs more than tracing
 _MAX_CODES = 4096
@@ -717,6 +717,7 @@ _EXACT: dict[type, _Handler] = {
     types.FunctionType: _Walk.function,
     functools.partial: _Walk.partial,
     MaskFunction: _Walk.partial,
+    Maker: _Walk.pure,
     types.MethodType: _Walk.method,
     types.ModuleType: _Walk.module,
     Expr: _Walk.expression,

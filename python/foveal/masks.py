@@ -6,11 +6,41 @@ Most are expressions. Those that read an array are functions of the symbols, lik
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
-from typing import Any, Callable
+from typing import Any, Callable, Generic, ParamSpec, TypeVar
 
 from . import _core, arrays
 from ._core import Expr, Type
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+_OF_MASKS = ("batch", "head", "q_idx", "kv_idx")  # what masks are called with; scores, too, after the score
+
+
+class Maker(Generic[P, R]):
+    """A function that makes a mask or a score. Where the mask itself belongs, it says that it is to be called."""
+
+    def __init__(self, make: Callable[P, R]):
+        self._make = make
+        functools.update_wrapper(self, make)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) >= len(_OF_MASKS):  # more than any takes: and_masks() and the like call it as a mask
+            raise self.refused("mask" if len(args) == len(_OF_MASKS) else "score_mod")
+        return self._make(*args, **kwargs)
+
+    def refused(self, where: str) -> TypeError:
+        name, arguments = self._make.__name__, ", ".join(inspect.signature(self._make).parameters)
+        return TypeError(f"{where}: found foveal.{name} itself; expected what it makes: foveal.{name}({arguments})")
+
+    def _refuse(self, *_: Any) -> Any:
+        raise self.refused("mask")
+
+    __and__ = __or__ = __rand__ = __ror__ = __invert__ = _refuse
+
+    def __reduce__(self) -> str:  # by its name, as functions are
+        return self._make.__name__
 
 
 class MaskFunction(functools.partial[Any]):  # so that tracing sees through it, as through every partial
@@ -28,8 +58,13 @@ class MaskFunction(functools.partial[Any]):  # so that tracing sees through it, 
 
     __rand__, __ror__ = __and__, __or__
 
+    def __bool__(self) -> bool:
+        raise TypeError("a mask has no truth value: write & for `and`, | for `or`, ~ for `not`")
+
 
 def _combined(operation: Callable[[Any, Any], Any], one: Callable[..., Any], other: Any) -> MaskFunction:
+    if isinstance(other, Maker):
+        raise other.refused("mask")
     if isinstance(other, Expr):
         return MaskFunction(lambda batch, head, q_idx, kv_idx: operation(one(batch, head, q_idx, kv_idx), other))
     if not callable(other):
@@ -37,16 +72,36 @@ def _combined(operation: Callable[[Any, Any], Any], one: Callable[..., Any], oth
     return MaskFunction(lambda batch, head, q_idx, kv_idx: operation(one(batch, head, q_idx, kv_idx), other(batch, head, q_idx, kv_idx)))
 
 
+def _combines_with_functions(name: str, operation: Callable[[Any, Any], Any]) -> None:
+    """An expression beside a function of (batch, head, q_idx, kv_idx): as MaskFunction has it."""
+    own = getattr(Expr, name)
+
+    @functools.wraps(own)
+    def combined(self: Expr, other: Any) -> Any:
+        found = own(self, other)
+        is_function = found is NotImplemented and inspect.isroutine(other)
+        return _combined(operation, other, self) if is_function else found
+
+    setattr(Expr, name, combined)
+
+
+for _name, _operation in {"__and__": operator.and_, "__rand__": operator.and_, "__or__": operator.or_, "__ror__": operator.or_}.items():
+    _combines_with_functions(_name, _operation)
+
+
+@Maker
 def causal() -> Expr:
     """kv_idx <= q_idx (top-left aligned when the lengths differ)."""
     return _core.causal()
 
 
+@Maker
 def causal_bottom_right() -> Expr:
     """kv_idx <= q_idx + (seqlen_kv - seqlen_q)."""
     return _core.causal_bottom_right()
 
 
+@Maker
 def window(w: int) -> Expr:
     """Keeps keys at most w positions away, on both sides: abs(q_idx - kv_idx) <= w. With `& causal()` it has one side.
 
@@ -55,6 +110,7 @@ def window(w: int) -> Expr:
     return _core.window(_known("window: w", w, "lambda batch, head, q_idx, kv_idx: abs(q_idx - kv_idx) <= w"))
 
 
+@Maker
 def prefix_lm(prefix: int) -> Expr:
     """Keeps the first `prefix` keys for all queries, and behind them the causal ones: (kv_idx < prefix) | (kv_idx <= q_idx).
 
@@ -89,6 +145,7 @@ def _check(array: Any, name: str, types: tuple[Type, ...], shapes: dict[int, str
         raise ValueError(f"{name} is of shape {tuple(array.shape)} and dtype {array.dtype}; {expected}")
 
 
+@Maker
 def document(ids: Any) -> MaskFunction:
     """Keeps keys of the query's own document: ids[q_idx] == ids[kv_idx].
 
@@ -101,6 +158,7 @@ def document(ids: Any) -> MaskFunction:
     return MaskFunction(lambda batch, head, q_idx, kv_idx: ids[batch, q_idx] == ids[batch, kv_idx])
 
 
+@Maker
 def padding(lengths: Any) -> MaskFunction:
     """Keeps queries and keys within the length of their batch row: (q_idx < lengths[batch]) & (kv_idx < lengths[batch]).
 
@@ -111,6 +169,7 @@ def padding(lengths: Any) -> MaskFunction:
     return MaskFunction(lambda batch, head, q_idx, kv_idx: (q_idx < lengths[batch]) & (kv_idx < lengths[batch]))
 
 
+@Maker
 def global_tokens(w: int, is_global: Any) -> MaskFunction:
     """A window of w positions on both sides, plus tokens that see all and are seen by all (Longformer, BigBird).
 
@@ -129,6 +188,7 @@ def global_tokens(w: int, is_global: Any) -> MaskFunction:
     return MaskFunction(mask)
 
 
+@Maker
 def dilated(w: int, d: int) -> Expr:
     """Keeps every d-th key of a window: (abs(q_idx - kv_idx) <= w) & (abs(q_idx - kv_idx) % d == 0) (Longformer, arXiv:2004.05150).
 
@@ -138,6 +198,7 @@ def dilated(w: int, d: int) -> Expr:
     return _core.dilated(_known("dilated: w", w, near), _known("dilated: d", d, near))
 
 
+@Maker
 def alibi(heads: int) -> Expr:
     """ALiBi (arXiv:2108.12409): the score plus (kv_idx - q_idx) * 2 ** (-8 * (head + 1) / heads).
 
@@ -147,6 +208,7 @@ def alibi(heads: int) -> Expr:
     return _core.alibi(_known("alibi: heads", heads, "lambda score, batch, head, q_idx, kv_idx: score + slopes[head] * (kv_idx - q_idx)", "score"))
 
 
+@Maker
 def softcap(cap: float) -> Expr:
     """The score as cap * tanh(score / cap), as in Gemma 2 (arXiv:2408.00118).
 

@@ -33,7 +33,7 @@ def layer_norm(call: Call) -> Any:
 def rms_norm(call: Call) -> Any:
     given, last, weight, eps = call.bind(_RMS).values()
     x = _real(call, given)
-    least = torch.finfo(x._dtype).eps if eps is None else eps
+    least = torch.finfo(torch.float64 if x._dtype == torch.float64 else torch.float32).eps if eps is None else eps  # of what torch computes in
     return _scaled(call, _over(x._items, x._shape, len(last), lambda items: formulas.of_unit_square(items, least)), x._shape, (weight, None))
 
 

@@ -387,7 +387,7 @@ def _SIMILARITY(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> None: ... 
 def _cosine_similarity(call: Call) -> Any:
     a, b, dim, eps = call.bind(_SIMILARITY).values()
     a, b = call.symbol(a), call.symbol(b)
-    return (a * b / (a.norm(2, dim, keepdim=True).clamp_min(eps) * b.norm(2, dim, keepdim=True).clamp_min(eps))).sum(dim)
+    return ((a / a.norm(2, dim, keepdim=True).clamp_min(eps)) * (b / b.norm(2, dim, keepdim=True).clamp_min(eps))).sum(dim)
 
 
 @signature_of
@@ -509,6 +509,8 @@ def _chosen(x: Symbol, index: Any) -> Symbol:
     if not 0 < x._shape[dim] <= MAX_UNROLL:
         raise NotImplementedError(f"torch.getitem in a score or mask: a symbol chooses one of {x._shape[dim]} expressions; expected 1 to {MAX_UNROLL}")
     place = x._tracer.resolved(which._items[0], x._shape[dim])
+    if x._tracer.checked:  # by a read of a tensor that holds its own places
+        place = x._tracer.element(torch.arange(x._shape[dim], device=x._tracer.device), [place])
     parts = [x[(*given[:at], n, *given[at + 1 :])] for n in range(x._shape[dim])]
     items = parts[-1]._items
     for n in reversed(range(len(parts) - 1)):
@@ -842,6 +844,8 @@ _ASKED: dict[str, Callable[[Any], Any]] = {
     "numel": lambda x: math.prod(x.shape),
 }
 
+_TAKES_ARRAYS = ("getitem", "new_tensor")  # of other frameworks: of places, and of numbers to copy
+
 # Whose result, where it has the same dtype, may be what they were given, or a view of it.
 _SHARING = frozenset(
     "to type float double half bfloat16 int long short char bool byte type_as cpu cuda item detach pos positive getitem unsqueeze squeeze "
@@ -938,6 +942,8 @@ def _check_numbers(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 def _of_torch(name: str, error: Exception) -> Exception:
     """What torch says of tensors, too."""
+    if isinstance(error, NotImplementedError) and "register_meta" in str(error):  # nonzero() and what it is part of
+        return NotImplementedError(f"torch.{name} in a score or mask: the shape of its result follows from values, which symbols have not; expected a shape that is known")
     found: Any = type(error)(f"torch.{name} in a score or mask: {error}")
     found.of_torch = "meta" not in str(error)
     result: Exception = found
@@ -953,6 +959,15 @@ _REFLECTED = {"rpow", "rdiv", "rtruediv", "rfloordiv", "rmod", "rmatmul", "rlshi
 
 
 _NUMPYS_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # of arguments, which torch takes, too
+
+
+def _check_operands(tracer: "TorchTracer", name: str, values: Sequence[Any]) -> None:
+    """Refuses what torch's own words for tensors without data would not explain."""
+    for value in flat(values):
+        if isinstance(value, torch.dtype):
+            tracer.type_of(value)
+        elif name not in _TAKES_ARRAYS and not isinstance(value, torch.Tensor) and arrays.is_array(value):
+            raise TypeError(f"torch.{name} in a score or mask: found an array of {arrays.framework(value)} beside tensors; expected {tracer.can_see}")
 
 
 def _check_transforms(tracer: "TorchTracer", name: str) -> None:
@@ -983,7 +998,8 @@ def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwar
         if tracer is None:
             raise TypeError(f"torch.{name}: an expression met a tensor outside of tracing")
     if raw.endswith("_") and not raw.endswith("__") and raw not in ("and_", "or_"):
-        raise NotImplementedError(f"torch.{func.__name__} in a score or mask writes into its operand; expected torch.{name}")
+        instead = f"torch.{name}" if name in _TABLE else "a new tensor: torch.where, torch.stack and the like"
+        raise NotImplementedError(f"torch.{func.__name__} in a score or mask writes into its operand; expected {instead}")
     if name in _ASKED and len(args) == 1 and not kwargs:
         return _ASKED[name](args[0])
     meaning = _TABLE.get(name)
@@ -996,6 +1012,7 @@ def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwar
     args = tuple(Symbol(tracer, [value], (), _DTYPES[value.type]) if isinstance(value, Expr) else arrays.plain_number(value) for value in args)
     kwargs = {key: arrays.plain_number(value) for key, value in kwargs.items()}  # torch takes NumPy's for Python's
     _check_transforms(tracer, name)
+    _check_operands(tracer, name, (*args, *kwargs.values()))
     if name == "type":
         given = args[1] if len(args) > 1 else kwargs.get("dtype")
         if given is None:

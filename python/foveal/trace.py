@@ -26,6 +26,7 @@ from .numbers import Computed, Number, Rule
 MAX_UNROLL = 1024  # elements of Symbols: a score of more reads than this per pair is not attention any more
 
 guards.trust(value for name, value in vars(_core).items() if callable(value) and not isinstance(value, Expr) and not name.startswith("_"))
+guards.trust(value for value in vars(masks).values() if isinstance(value, masks.Maker))
 
 
 numpy_on_symbols.install()
@@ -654,8 +655,8 @@ class Tracer:
             reads = "b, h, i, j: x[b, h, i, j]" if kind == "mask" else "s, b, h, i, j: s + x[b, h, i, j]"
             hint = f"; an array x is read by one: lambda {reads}" if arrays.is_array(fn) else ""
             raise TypeError(f"{kind}: found {type(fn).__name__}; expected a function, an expression, text or None{hint}")
-        if any(fn is factory for factory in _FACTORIES):
-            raise TypeError(f"{kind}: found foveal.{fn.__name__} itself; expected what it makes: foveal.{fn.__name__}{inspect.signature(fn)}".split(" ->")[0])
+        if isinstance(fn, masks.Maker):
+            raise fn.refused(kind)
         arguments = self.arguments(kind)
         _check_arity(fn, kind, len(arguments))
         handed = _check_types(fn, arguments, self.rebind)
@@ -756,9 +757,6 @@ class Tracer:
         copy.__dict__.update(fn.__dict__)
         return copy
 
-
-# Functions that make masks and scores: given without their call, they are no function of positions.
-_FACTORIES = tuple(value for name, value in vars(masks).items() if inspect.isfunction(value) and not name.startswith("_"))
 
 _LIBRARIES = {"numpy", "jax", "torch", "foveal", "scipy", "builtins", "math", "functools", "operator"}
 _NOT_THE_USERS = _LIBRARIES | sys.stdlib_module_names

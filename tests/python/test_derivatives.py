@@ -12,7 +12,7 @@ import foveal
 import foveal.torch
 from places import seeded
 
-pytestmark = pytest.mark.filterwarnings("ignore::foveal.torch.MaterializedWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::foveal.MaterializedWarning")
 
 
 def tensors(*shape, n=3, dtype=torch.float64, seed=0):
@@ -276,7 +276,7 @@ def test_it_is_said():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (dq,) = torch.autograd.grad(foveal.torch.scaled_dot_product_attention(q, k, v).sum(), q, create_graph=True)
-    with pytest.warns(foveal.torch.MaterializedWarning, match="all seqlen_q x seqlen_kv scores in memory"):
+    with pytest.warns(foveal.MaterializedWarning, match="all seqlen_q x seqlen_kv scores in memory"):
         dq.sum().backward()
 
 
@@ -289,7 +289,7 @@ def test_an_unknown_operation_is_refused():
 
 
 @pytest.mark.parametrize("seed, offset", [(7, 9), (2**63 + 12345, 2**64 - 3)])
-@pytest.mark.filterwarnings("ignore::foveal.torch.MaterializedWarning")
+@pytest.mark.filterwarnings("ignore::foveal.MaterializedWarning")
 def test_dropout_falls_on_the_same_pairs_everywhere(seed, offset):
     generator = seeded(0)
     q, k, v = (torch.randn(2, 9, 2, 4, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(3))

@@ -11,9 +11,9 @@ from jax.test_util import check_grads  # noqa: E402
 
 import foveal  # noqa: E402
 import foveal.jax  # noqa: E402
-from foveal.evaluation import MaterializedWarning  # noqa: E402
+from foveal import MaterializedWarning  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::foveal.evaluation.MaterializedWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::foveal.MaterializedWarning")
 
 
 @pytest.fixture(autouse=True)

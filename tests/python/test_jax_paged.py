@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import foveal  # noqa: E402
 import foveal.jax  # noqa: E402
-from foveal.evaluation import MaterializedWarning  # noqa: E402
+from foveal import MaterializedWarning  # noqa: E402
 
 LENGTHS, PAGE, CU_Q = np.array([40, 17, 0, 64], np.int32), 16, np.array([0, 3, 4, 6, 11], np.int32)
 COUNTS = -(-LENGTHS // PAGE)

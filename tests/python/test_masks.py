@@ -67,12 +67,15 @@ def even(batch, head, q_idx, kv_idx):
         (~(DOCUMENT & foveal.causal()), "~(document(ids) & causal())"),
         (DOCUMENT & GLOBALS, "document(ids) & global_tokens(7, chosen)"),
         (DOCUMENT & even, "document(ids) & (kv_idx % 2 == 0)"),
+        (foveal.causal() & even, "causal() & (kv_idx % 2 == 0)"),
+        (even | foveal.causal() & DOCUMENT, "causal() & document(ids) | (kv_idx % 2 == 0)"),
+        (lambda *symbols: DOCUMENT(*symbols) & foveal.window(3), "document(ids) & window(3)"),
         (even & DOCUMENT | GLOBALS, "document(ids) & (kv_idx % 2 == 0) | global_tokens(7, chosen)"),
     ],
 )
 def test_masks_combine(mask, text):
     q, k, v = tensors()
-    expected = foveal.attention(q, k, v, mask=text, params={"ids": IDS, **({"chosen": GLOBAL} if "chosen" in text else {})})
+    expected = foveal.attention(q, k, v, mask=text, params={name: x for name, x in (("ids", IDS), ("chosen", GLOBAL)) if name in text})
     assert numpy.array_equal(foveal.attention(q, k, v, mask=mask), expected)
     assert guards.key_of((None, mask), None) is not None  # it is traced once
 
@@ -82,6 +85,26 @@ def test_masks_combine_with_masks_only(other):
     for combine in (lambda: DOCUMENT & other, lambda: other | DOCUMENT):
         with pytest.raises(TypeError, match="a mask combines with an expression or with a function of"):
             combine()
+
+
+@pytest.mark.parametrize("other", [foveal.causal(), DOCUMENT, even, foveal.window], ids="expression function lambda maker".split())
+@pytest.mark.parametrize("maker", [foveal.causal, foveal.prefix_lm, foveal.document], ids=lambda maker: maker.__name__)
+def test_what_makes_a_mask_is_no_mask(maker, other):
+    for combine in (lambda: maker & other, lambda: other & maker, lambda: maker | other, lambda: other | maker, lambda: ~maker, lambda: maker(0, 0, foveal.q_idx, 0)):
+        with pytest.raises(TypeError, match=r"mask: found foveal\.\w+ itself; expected what it makes: foveal\.\w+\("):
+            combine()
+    assert pickle.loads(pickle.dumps(maker)) is maker
+    with pytest.raises(TypeError, match="score_mod: found foveal"):
+        foveal.alibi(foveal.score, 0, 0, foveal.q_idx, 0)
+    with pytest.raises(TypeError, match="window: w: found Expr .*; expected an integer"):
+        foveal.window(foveal.head)
+
+
+@pytest.mark.parametrize("ask", [lambda: DOCUMENT and even, lambda: DOCUMENT or even, lambda: not DOCUMENT], ids="and or not".split())
+def test_a_mask_has_no_truth_value(ask):
+    """It was true: `document(ids) and causal()` was causal() alone."""
+    with pytest.raises(TypeError, match="a mask has no truth value: write & for `and`"):
+        ask()
 
 
 def test_a_changed_array_is_read_anew():

@@ -153,6 +153,7 @@ WRONG = {
     "dropout as text": (lambda: attention(q, k, v, dropout_p="x"), "foveal.torch.attention: dropout_p: found str 'x'"),
     "deterministic": (lambda: attention(q, k, v, deterministic="yes"), "deterministic: found str 'yes'"),
     "a negative seed": (lambda: attention(q, k, v, dropout_p=0.1, seed=-1), "seed: found .*-1"),
+    "an offset alone": (lambda: attention(q, k, v, dropout_p=0.1, offset=3), "foveal.torch.attention: offset: found 3 without a seed"),
     "a real seed": (lambda: attention(q, k, v, dropout_p=0.1, seed=1.5), "seed: found .*1.5"),
     "params": (lambda: attention(q, k, v, "score + b[q_idx]", params=[torch.ones(5)]), "params: found list"),
     "a number as parameter": (lambda: attention(q, k, v, "score + b[q_idx]", params={"b": 1.0}), "params.*float"),

@@ -31,7 +31,7 @@ def loss(door):
     return lambda q, k, v: door(q, k, v).pow(2).sum()
 
 
-@pytest.mark.filterwarnings("ignore::foveal.torch.MaterializedWarning")
+@pytest.mark.filterwarnings("ignore::foveal.MaterializedWarning")
 @pytest.mark.parametrize("transform", [lambda f: f, lambda f: torch.func.grad(loss(f)), torch.vmap], ids=["plain", "grad", "vmap"])
 @pytest.mark.parametrize("name", DOORS)
 def test_make_fx(name, transform):

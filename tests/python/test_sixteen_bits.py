@@ -102,6 +102,18 @@ COMPOSED = {
     "dot": lambda a: torch.dot(a, a.flip(0)) + a @ a,
     "activations": lambda a: F.softplus(a[0], 2.0, 1.0) + F.leaky_relu(a[1]) + F.elu(a[2], 0.3) + F.mish(a[3]),
     "reciprocal": lambda a: 1 / a[0] + 3 / a[1],
+    "cosine": lambda a: F.cosine_similarity(a, a.flip(0) + 0.3, dim=0),
+    "normalize": lambda a: F.normalize(a, dim=0)[1],
+    "layer_norm": lambda a: F.layer_norm(a, (WIDTH,))[2],
+    "layer_norm with weights": lambda a: F.layer_norm(a, (WIDTH,), *[row.to(a.dtype) for row in ROWS[1][:2]])[2],
+    "rms_norm": lambda a: F.rms_norm(a, (WIDTH,))[2],
+    "rms_norm with weights": lambda a: F.rms_norm(a, (WIDTH,), ROWS[1][0].to(a.dtype))[2],
+    "group_norm": lambda a: F.group_norm(a.reshape(1, WIDTH), 2)[0, 2],
+    "cumsum": lambda a: a.cumsum(0)[4],
+    "cumprod": lambda a: a.cumprod(0)[4],
+    "linear": lambda a: F.linear(a, ROWS[1][:2].to(a.dtype))[1],
+    "einsum": lambda a: torch.einsum("d,d->", a, a.flip(0)),
+    "addcmul": lambda a: torch.addcmul(a[0], a[1], a[2], value=0.3) + torch.addcdiv(a[3], a[4], a[5], value=0.3),
     "number less": lambda a: (a[0] * 0.1 < 0.1).float(),
 }
 

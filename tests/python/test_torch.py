@@ -80,6 +80,13 @@ def test_what_no_derivative_leads_to_gets_no_gradient():
         compiled = torch.compile(lambda *x: foveal.torch.attention(*x, score, mask))  # noqa: B023
         compiled(q, k, v).sum().backward()
         assert t.grad is None
+    p = torch.nn.Parameter(t.detach())
+    module = foveal.torch.Attention(lambda s, b, h, i, j: torch.where(p[i] > 0, s, 2 * s), lambda b, h, i, j: p[j] > -9)
+    texts = lambda q, k, v: foveal.torch.attention(q, k, v, "where(p[q_idx] > 0.0, score, 2.0 * score)", "p[kv_idx] > -9.0", params={"p": p})  # noqa: E731
+    for attend in (module, texts):
+        for run in (attend, torch.compile(attend, backend="aot_eager", fullgraph=True)):
+            run(q, k, v).sum().backward()
+            assert p.grad is None
     foveal.torch.attention(q, k, v, lambda s, b, h, i, j: s + t[i] + t[j].floor()).sum().backward()  # a derivative, which is zero
     assert (t.grad == 0).all()
     sink = torch.randn(2, dtype=torch.float64, requires_grad=True)

@@ -492,9 +492,9 @@ def test_what_takes_no_negative_index_in_torch(name):
     with pytest.raises((RuntimeError, IndexError), match="out of"):
         read(torch.tensor(-1))
     torch.testing.assert_close(foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + read(i - j)), clamped, rtol=1e-7, atol=1e-9)
+    with pytest.raises(ValueError, match="index -1 in dimension 0"):
+        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + read(i - j), checked=True)
     if name != "gather of expressions":
-        with pytest.raises(ValueError, match="index -1 in dimension 0"):
-            foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + read(i - j), checked=True)
         with pytest.raises(ValueError, match="index 0 is -7 to -1, outside at every pair"):
             foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + read(-1 - j))
 
@@ -514,10 +514,33 @@ def test_every_function_of_the_table_is_tested():
     assert not set(torch_trace._TABLE) - words - set(others.split())
 
 
+DTYPES = sorted({str(x).removeprefix("torch.") for x in vars(torch).values() if isinstance(x, torch.dtype)})
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_is_converted_to_or_refused(name):
+    """Types of 8 bits were not rounded to, and uint64 was int64."""
+    dtype = getattr(torch, name)
+    for to in (lambda x: x.to(dtype), lambda x: x.type(dtype)):
+        for of in (lambda s, i, j: Z[i].detach() * Z[j].detach() * 7, lambda s, i, j: i * 37 - j * 90):
+            fn = lambda s, b, h, i, j: s + to(of(s, i, j)).to(torch.float64)  # noqa: B023, E731
+            try:
+                found = foveal.torch.attention(Q, K, V, fn)
+            except NotImplementedError as error:
+                assert name not in "float64 float32 bfloat16 float16 int64 int32 int16 int8 uint8 bool".split()
+                assert f"dtype torch.{name} in a score or mask; expected" in str(error) or "uint" in name, error
+            else:
+                torch.testing.assert_close(found, expected(fn), rtol=1e-6, atol=1e-8)
+
+
 # ---- what is refused ----
 
 REFUSED = {
     "unknown function": (lambda s, i, j: torch.digamma(s), NotImplementedError, "digamma"),
+    "in place, of no function": (lambda s, i, j: s.fill_(1.0), NotImplementedError, "fill_.*expected a new tensor"),
+    "unknown shape": (lambda s, i, j: torch.where(E[i] > 0)[0].sum(), NotImplementedError, "where.*shape of its result follows from values"),
+    "an array of NumPy": (lambda s, i, j: i + np.array(2), TypeError, "torch.add .*found an array of numpy beside tensors; expected a tensor: torch.as_tensor"),
+    "an array of NumPy, left": (lambda s, i, j: np.ones(2) * s, TypeError, "torch.mul .*found an array of numpy beside tensors"),
     "unknown argument": (lambda s, i, j: torch.add(s, s, out=torch.zeros(())), (NotImplementedError, TypeError, RuntimeError), "add"),
     "in place": (lambda s, i, j: s.mul_(2), NotImplementedError, "mul_"),
     "in place argument": (lambda s, i, j: F.relu(s, inplace=True), NotImplementedError, "relu.*inplace"),
@@ -611,6 +634,10 @@ def test_indices_that_leave_a_tensor_are_refused_when_checked():
         attend(inside(z))
         with pytest.raises((ValueError, IndexError), match="index"):
             attend(leaves(z))
+    two = lambda s, b, h, i, j: s + torch.stack([Z[i], 2 * Z[j]])[i - j]  # noqa: E731 - of expressions
+    foveal.torch.attention(Q, K, V, two, lambda b, h, i, j: abs(i - j) < 2, checked=True)
+    with pytest.raises(ValueError, match="index .* in dimension 0.*expected 0 to 1"):
+        foveal.torch.attention(Q, K, V, two, checked=True)
     # A mask that keeps no such pair makes it right; a read that is outside at every pair is refused anyway.
     foveal.torch.attention(Q, K, V, leaves(Z), lambda b, h, i, j: i <= j, checked=True)
     with pytest.raises(ValueError, match="outside at every pair"):

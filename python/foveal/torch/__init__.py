@@ -8,7 +8,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .composite import MaterializedWarning
 from .context_parallel import ContextParallel, context_parallel
 from .errors import CallError
 from .flex import flex_attention
@@ -17,7 +16,7 @@ from .packed import varlen_attn
 from .routing import Routed, patch
 from .sdpa import scaled_dot_product_attention
 
-__all__ = ["Attention", "CallError", "ContextParallel", "ContextParallelStyle", "MaterializedWarning", "Routed", "attention", "context_parallel", "flex_attention", "patch", "scaled_dot_product_attention", "varlen_attn"]
+__all__ = ["Attention", "CallError", "ContextParallel", "ContextParallelStyle", "Routed", "attention", "context_parallel", "flex_attention", "patch", "scaled_dot_product_attention", "varlen_attn"]
 
 if TYPE_CHECKING:
     from .context_style import ContextParallelStyle

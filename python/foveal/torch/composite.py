@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _core, logging
-from ..evaluation import MaterializedWarning as MaterializedWarning
+from ..evaluation import MaterializedWarning
 from ..signatures import Paged
 from .evaluate import Evaluation
 

@@ -163,6 +163,8 @@ def _settings(arguments: Settings) -> dict[str, Any]:
 
 def _rng(seed: int | None, offset: int, rng_state: Tensor | None, device: torch.device) -> Rng:
     check_seeds("attention", seed, offset, rng_state)
+    if offset and seed is None and rng_state is None:
+        raise ValueError(f"attention: offset: found {offset} without a seed; expected both, or neither: drawn from torch's generator")
     return draw_rng(device) if seed is None and rng_state is None else Rng(seed or 0, offset, rng_state)
 
 

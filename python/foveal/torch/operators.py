@@ -291,6 +291,7 @@ def key_of(found: Found) -> str:
 def call(
     found: Found, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any = None, max_seqlens: Any = (0, 0), rng: Rng = Rng()
 ) -> tuple[Tensor, Tensor]:
+    params = _reached(found, params)
     if not (q.numel() and k.numel() and v.numel()) and (0 in q.shape[:-1] or 0 in k.shape[:-1] or 0 in v.shape):
         return _nothing(program_of(found), q, k, v, params)
     kind = "cpu" if q.is_cpu else q.device.type
@@ -333,6 +334,19 @@ def call(
     if trained and torch.is_grad_enabled():
         return _record(made, run, q, k, v, *params)
     return _forward(made, q, k, v, params, True, *run)
+
+
+def _reached(found: Found, params: list[Tensor]) -> list[Tensor]:
+    """What no derivative leads to, such as what the mask reads, gets no gradient, as in torch."""
+    if not any([t.requires_grad for t in params]):
+        return params
+    constants = _constants(found)
+    return [t.detach() if at in constants else t for at, t in enumerate(params)] if constants else params
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constants(found: Found) -> tuple[int, ...]:
+    return tuple(program_of(found).constants)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -392,7 +406,7 @@ def _trace_like(
 def _key_outside(*traced: Any) -> tuple[str, list[Tensor]]:
     """Functions are run on symbols: a graph break."""
     found = _trace_like(*traced)
-    return found.program.key, _reached(found)
+    return found.program.key, found.arrays
 
 
 # torch.compile takes objects like Expr for constants from 2.13 on (not yet in 2.11); before, they cost a graph break too.
@@ -419,12 +433,4 @@ def bound(
         outside: tuple[str, list[Tensor]] = _key_outside(score_mod, mask, options, arguments, heads_first, like)
         return outside
     found = _trace_like(score_mod, mask, options, arguments, heads_first, like)
-    return found.program, _reached(found)
-
-
-def _reached(found: Bound) -> list[Tensor]:
-    """The tensors of a program. What no derivative leads to, such as what the mask reads, gets no gradient, as in torch."""
-    stopped = [at for at in found.program.constants if found.arrays[at].requires_grad]
-    if not stopped:
-        return found.arrays
-    return [array.detach() if at in stopped else array for at, array in enumerate(found.arrays)]
+    return found.program, found.arrays
