@@ -2,6 +2,7 @@
 // here.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -21,11 +22,28 @@ std::vector<std::string> available_targets() {
   return names;
 }
 
+const cpu::Target& target_of(const std::string& name) {
+  const auto& all = cpu::all_targets();
+  return *std::find_if(all.begin(), all.end(), [&](const cpu::Target& target) { return target.name == name; });
+}
+
 /// The table that a target uses for a type: the middle of the kernel's name.
-std::string table_name(const std::string& target_name, DType dtype) {
-  for (const cpu::Target& target : cpu::all_targets())
-    if (target.name == target_name) return dtype == DType::f64 ? target.f64->name : cpu::float_ops(target, dtype)->name;
-  return {};
+std::string table_name(const std::string& target, DType dtype) {
+  return dtype == DType::f64 ? target_of(target).f64->name : cpu::float_ops(target_of(target), dtype)->name;
+}
+
+/// Plain bf16 with masks by ranges and enough rows for a tile goes over packed keys where the target has them (AMX), or over the other kernel, which its name
+/// shows behind the bar.
+std::string forward_kernel(const std::string& target, const problem::Line& line, bool by_ranges) {
+  const std::string plain = "cpu." + table_name(target, line.dtype) + ".forward";
+  if (!by_ranges || line.dtype != DType::bf16 || problem::to_string(line).find(" score=") != std::string::npos ||
+      line.attention.dropout_p > 0)
+    return plain;
+  const auto* packed = cpu::float_ops(target_of(target), line.dtype)->packed_forward;
+  problem::CaseData data(line);
+  const TensorView q = data.view("q");
+  const std::int64_t tokens = line.lengths.empty() ? line.seqlen_q : q.sizes[0] / static_cast<std::int64_t>(line.lengths.size());
+  return packed && line.heads_q / line.heads_kv * tokens >= packed->rows ? plain + ".rows|forward" : plain;
 }
 
 void expect_right(const check::Report& report, const std::string& kernel) {
@@ -39,7 +57,8 @@ void expect_right(const check::Report& report, const std::string& kernel) {
 
 struct Shape {
   const char* name;
-  const char* text;  ///< everything but pass, type and target
+  const char* text;       ///< everything but pass, type and target
+  bool by_ranges = true;  ///< each row keeps a range of keys, as far as bounds tell
 };
 
 // One line for each thing that can go wrong: tails of lanes, keys and dims, unequal dims, groups, layouts, strides, lengths.
@@ -71,10 +90,10 @@ const Shape shapes[] = {
     {"causal_empty_rows", "b1 h2 q260:70 d32 mask=causal_bottom_right()"},
     {"window", "b1 h4:2 q300:300 d24 mask=\"causal() & window(70)\""},
     {"prefix", "b1 h2 q200:200 d24 mask=prefix_lm(90)"},
-    {"dilated", "b1 h2 q150:150 d24 mask=\"dilated(60, 3)\""},
-    {"document", "b2 h4:2 q260:260 d24 mask=\"document(ids)\" param=\"ids: integer[2, 260] segments(4)\""},
+    {"dilated", "b1 h2 q150:150 d24 mask=\"dilated(60, 3)\"", false},
+    {"document", "b2 h4:2 q260:260 d24 mask=\"document(ids)\" param=\"ids: integer[2, 260] segments(4)\"", false},
     {"padding", "b3 h2 q140:140 d24 mask=padding(n) param=\"n: integer[3] integers(1, 140)\""},
-    {"mask_by_head", "b1 h6:2 q20:200 d16 mask=\"kv_idx % 6 != head\""},
+    {"mask_by_head", "b1 h6:2 q20:200 d16 mask=\"kv_idx % 6 != head\"", false},
     {"nothing", "b1 h2 q70:70 d16 mask=\"kv_idx > q_idx + 90\""},
     {"varlen_causal", "b3 h4:2 q90:120 d32 lengths=90:70,1:120,37:5 mask=causal_bottom_right()"},
     {"offsets", "b1 h2 q70:200 d16 q_offset=130 kv_offset=20 mask=causal()"},
@@ -108,7 +127,7 @@ TEST_P(CpuKernels, ForwardIsExact) {
     const problem::Line line = problem::parse_line(base::join("forward ", to_string(dtype), " ", GetParam().text));
     const check::Checker check(line);
     for (const std::string& target : available_targets())
-      expect_right(check({.backend = "cpu", .target = target}), "cpu." + table_name(target, dtype) + ".forward");
+      expect_right(check({.backend = "cpu", .target = target}), forward_kernel(target, line, GetParam().by_ranges));
   }
 }
 
@@ -121,6 +140,17 @@ TEST_P(CpuKernels, BackwardIsExact) {
       for (const std::string& target : available_targets())
         expect_right(check({.backend = "cpu", .target = target}), "cpu." + table_name(target, dtype) + ".backward." + strategy);
     }
+}
+
+/// The strategy that is chosen where none is asked for: with AMX, tiles over packed keys.
+TEST_P(CpuKernels, TheChosenBackwardIsExact) {
+  const problem::Line line = problem::parse_line(base::join("backward bf16 ", GetParam().text, " dlse"));
+  const check::Checker check(line);
+  for (const std::string& target : available_targets()) {
+    const check::Report report = check({.backend = "cpu", .target = target});
+    EXPECT_EQ(report.kernel.find("cpu." + table_name(target, line.dtype) + ".backward."), 0u) << report.kernel;
+    EXPECT_TRUE(report.pass) << report.line << "\n  on " << report.kernel << ": " << report.failure;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CpuKernels, testing::ValuesIn(shapes), shape_name);
