@@ -78,7 +78,7 @@ typedef struct foveal_attention {
   int32_t determinism; /* FOVEAL_FAST or FOVEAL_REPRODUCIBLE */
   int32_t backward;    /* strategy: FOVEAL_AUTOMATIC, ... */
   int32_t checked;     /* 1: check every parameter index at run time */
-  int32_t accumulate;  /* CPU, backward: 1 adds to dq, dk, dv and parameter gradients; 0 overwrites them */
+  int32_t accumulate;  /* backward: 1 adds to dq, dk, dv and parameter gradients; 0 overwrites them */
 } foveal_attention;
 
 /* A parameter, its data and, in a backward pass, its gradient. */

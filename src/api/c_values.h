@@ -103,15 +103,15 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, Do&& ru
   problem::with_arguments(by_role(call, pass, views), std::move(rest), std::forward<Do>(run));
 }
 
-/// Calls run(inputs, outputs); with `accumulate`, adds its gradients to those of the call on this many threads (0: all).
+/// Calls run(inputs, outputs); with `accumulate`, adds its gradients to those of the call, on this many threads (0: all) or on the stream.
 template <class Inputs, class Outputs, class Run>
-void run_into(bool accumulate, const Inputs& inputs, const Outputs& outputs, Run&& run, int threads = 0) {
+void run_into(bool accumulate, const Inputs& inputs, const Outputs& outputs, Stream stream, int threads, Run&& run) {
   if constexpr (std::is_same_v<Outputs, BackwardOutputs>) {
     if (accumulate) {
       api::GradientSum sum(outputs);
-      sum.allocate(inputs);
+      sum.allocate(inputs, stream);
       run(inputs, sum.parts());
-      sum.add(threads);
+      sum.add(threads, stream);
       return;
     }
   }

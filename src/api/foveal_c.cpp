@@ -64,9 +64,8 @@ int foveal_plan_run(const foveal_plan* plan, const foveal_call* call, void* work
   return guarded([&] {
     FOVEAL_CHECK(plan != nullptr, "plan: null");
     dispatch(of_this_version(call, "call"), plan->params, [&](const auto& inputs, const auto& outputs) {
-      run_into(
-          plan->accumulates, inputs, outputs, [&](const auto& in, const auto& out) { plan->plan.run(in, out, workspace, Stream{stream}); },
-          plan->threads);
+      run_into(plan->accumulates, inputs, outputs, Stream{stream}, plan->threads,
+               [&](const auto& in, const auto& out) { plan->plan.run(in, out, workspace, Stream{stream}); });
     });
   });
 }
@@ -78,15 +77,13 @@ int foveal_run(const foveal_attention* attention, const foveal_call* call, const
     const Attention what = attention_of(attention, params);
     const PlanOptions how = options_of(options);
     dispatch(own, params, [&](const auto& inputs, const auto& outputs) {
-      run_into(
-          accumulates(attention), inputs, outputs,
-          [&]<class Inputs, class Outputs>(const Inputs& in, const Outputs& out) {
-            if constexpr (std::is_same_v<Inputs, ForwardInputs>)
-              forward(what, in, out, Stream{stream}, how);
-            else
-              backward(what, in, out, Stream{stream}, how);
-          },
-          how.threads);
+      run_into(accumulates(attention), inputs, outputs, Stream{stream}, how.threads,
+               [&]<class Inputs, class Outputs>(const Inputs& in, const Outputs& out) {
+                 if constexpr (std::is_same_v<Inputs, ForwardInputs>)
+                   forward(what, in, out, Stream{stream}, how);
+                 else
+                   backward(what, in, out, Stream{stream}, how);
+               });
     });
   });
 }

@@ -1,5 +1,6 @@
 #include "api/gradient_sum.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -7,6 +8,9 @@
 #include "base/dtype.h"
 #include "base/parallel.h"
 #include "base/strided.h"
+#include "cuda/cuda_memory.h"
+#include "cuda/jit/driver.h"
+#include "cuda/launch/rows.h"
 #include "problem/overlap.h"
 #include "problem/problem.h"
 
@@ -42,13 +46,44 @@ void add_tensor(const TensorView& to, const TensorView& from, const Executor& ex
   });
 }
 
+/// The same on a GPU: a launch for each index of the dimensions before the last four, and for so many batches as a grid has.
+void add_on_device(const TensorView& to, const TensorView& from, cuda::RowStream stream) {
+  constexpr std::int64_t most_batches = 65535;
+  std::array<std::int64_t, 4> sizes{1, 1, 1, 1}, to_strides{}, from_strides{};
+  const int inner = std::min(to.rank, 4), outer = to.rank - inner;
+  for (int d = 0; d < inner; ++d) {
+    const auto at = static_cast<std::size_t>(4 - inner + d), of = static_cast<std::size_t>(outer + d);
+    sizes[at] = to.sizes[of], to_strides[at] = to.strides[of], from_strides[at] = from.strides[of];
+  }
+  std::int64_t launches = 1;
+  for (int d = 0; d < outer; ++d) launches *= to.sizes[static_cast<std::size_t>(d)];
+  const auto bytes = static_cast<std::int64_t>(size_of(to.dtype));
+  const auto rows_at = [&](const TensorView& tensor, const std::array<std::int64_t, 4>& strides, std::int64_t launch, std::int64_t batch) {
+    std::int64_t offset = batch * strides[0];
+    for (int d = outer - 1; d >= 0; --d) {
+      const auto at = static_cast<std::size_t>(d);
+      offset += launch % tensor.sizes[at] * tensor.strides[at];
+      launch /= tensor.sizes[at];
+    }
+    return cuda::DeviceRows{.data = static_cast<char*>(tensor.data) + offset * bytes,
+                            .dtype = tensor.dtype,
+                            .batch = strides[0],
+                            .token = strides[1],
+                            .head = strides[2],
+                            .dim = strides[3]};
+  };
+  const cuda::RowKernels& kernels = cuda::row_kernels(to.device.index);
+  for (std::int64_t launch = 0; launch < launches; ++launch)
+    for (std::int64_t batch = 0; batch < sizes[0]; batch += most_batches)
+      kernels.move(rows_at(from, from_strides, launch, batch), rows_at(to, to_strides, launch, batch),
+                   {.batch = std::min(most_batches, sizes[0] - batch), .tokens = sizes[1], .heads = sizes[2], .dim = sizes[3]}, true,
+                   stream);
+}
+
 }  // namespace
 
 GradientSum::GradientSum(const BackwardOutputs& outputs) : outputs_(outputs), parts_(outputs) {
   each(parts_, outputs_, [](TensorView& part, const TensorView& output) {
-    if (output.device.kind != DeviceKind::cpu)
-      base::fail(ErrorCode::unsupported,
-                 "accumulate: gradients on a GPU; expected on the CPU, or overwritten gradients that you add yourself");
     for (int d = 0; d < output.rank; ++d)
       FOVEAL_CHECK(output.sizes[static_cast<std::size_t>(d)] >= 0, "accumulate: a gradient has a negative size");
     problem::check_reach("accumulate: a gradient", output);
@@ -60,19 +95,33 @@ GradientSum::GradientSum(const BackwardOutputs& outputs) : outputs_(outputs), pa
   });
 }
 
-void GradientSum::allocate(const BackwardInputs& inputs) {
+void GradientSum::allocate(const BackwardInputs& inputs, Stream stream) {
   problem::check_places(inputs, outputs_);
-  each(parts_, outputs_, [this](TensorView& part, const TensorView& output) {
+  each(parts_, outputs_, [&](TensorView& part, const TensorView& output) {
     FOVEAL_CHECK(output.data != nullptr || output.numel() == 0, "accumulate: a gradient has no data");
-    const std::size_t bytes = static_cast<std::size_t>(part.numel()) * size_of(part.dtype);
-    memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes + 64));
-    part.data = memory_.back().get();
+    const std::size_t bytes = static_cast<std::size_t>(part.numel()) * size_of(part.dtype) + 64;  // what is empty has an address, too
+    if (part.device.kind == DeviceKind::cpu) {
+      memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
+      part.data = memory_.back().get();
+      return;
+    }
+    if (cuda::driver::is_captured(cuda::driver::handle_of(stream)))
+      base::fail(ErrorCode::unsupported,
+                 "accumulate: the stream is being captured into a graph; expected one that is not, or gradients that you add yourself");
+    device_memory_.push_back(std::make_unique<planning::PooledWorkspace>(cuda::cuda_memory(part.device.index), part.device, stream, bytes));
+    part.data = device_memory_.back()->data();
+    add_on_device(output, part, {.stream = stream, .only_loads = true});  // what may fail does so before anything is written
   });
 }
 
-void GradientSum::add(int threads) const {
+void GradientSum::add(int threads, Stream stream) const {
   const Executor executor = base::default_executor(threads);
-  each(outputs_, parts_, [&](const TensorView& output, const TensorView& part) { add_tensor(output, part, executor); });
+  each(outputs_, parts_, [&](const TensorView& output, const TensorView& part) {
+    if (output.device.kind == DeviceKind::cpu)
+      add_tensor(output, part, executor);
+    else
+      add_on_device(output, part, {.stream = stream});
+  });
 }
 
 }  // namespace foveal::api

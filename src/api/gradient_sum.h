@@ -6,22 +6,26 @@
 #include <vector>
 
 #include "foveal/attention.h"
+#include "plan/workspace_pool.h"
 
 namespace foveal::api {
 
 class GradientSum {
  public:
-  /// Contiguous tensors like `outputs`, without memory yet, for planning. Throws unsupported where the gradients are not on the CPU.
+  /// Contiguous tensors like `outputs`, without memory yet, for planning.
   explicit GradientSum(const BackwardOutputs& outputs);
   const BackwardOutputs& parts() const { return parts_; }
 
-  /// Memory for the parts. Throws invalid_argument where the outputs overlap other tensors or are not aligned.
-  void allocate(const BackwardInputs& inputs);
-  void add(int threads) const;  ///< outputs += parts
+  /// Memory for the parts; on a GPU of the pool of this thread and stream. Throws invalid_argument where the outputs overlap other tensors
+  /// or are not aligned, and unsupported where the stream is being captured into a graph, which would outlive the memory.
+  void allocate(const BackwardInputs& inputs, Stream stream);
+  /// outputs += parts: by so many threads (0: all), or by kernels on the stream.
+  void add(int threads, Stream stream) const;
 
  private:
   BackwardOutputs outputs_, parts_;
   std::vector<std::unique_ptr<std::byte[]>> memory_;
+  std::vector<std::unique_ptr<planning::PooledWorkspace>> device_memory_;
 };
 
 }  // namespace foveal::api

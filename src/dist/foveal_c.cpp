@@ -236,7 +236,7 @@ int foveal_context_run(foveal_context* context, const foveal_call* call, void* s
           else
             context->attention.backward(in, out, Stream{stream});
         };
-        run_into(context->accumulates, inputs, outputs, run, context->threads);
+        run_into(context->accumulates, inputs, outputs, Stream{stream}, context->threads, run);
       });
     });
   });

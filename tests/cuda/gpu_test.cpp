@@ -8,6 +8,7 @@
 #include <cstring>
 #include <thread>
 
+#include "api/gradient_sum.h"
 #include "check/check.h"
 #include "check/device_case.h"
 #include "cuda/cuda_memory.h"
@@ -351,6 +352,33 @@ std::size_t wrong_rows(const TensorView& view, const std::vector<double>& clean,
     if (token >= begin && token < end) wrong += !(std::abs(values[i] - clean[i]) <= 0.02 * (1 + std::abs(clean[i])));
   }
   return wrong;
+}
+
+TEST_F(Gpu, GradientsAreAddedToWhatIsThere) {
+  for (const char* text :
+       {"backward f32 b2 h4:2 q200 d64 mask=\"causal()\" score=\"score + t[head, clamp(q_idx - kv_idx, 0, 9)]\" param=\"t: "
+        "real[4, 10] grad\" determinism=reproducible",
+        "backward bf16 b2 h4:2 q200 d64 layout=packed_qkv determinism=reproducible"}) {
+    OnGpu gpu(text);
+    run_all(gpu);
+    const auto gradients = [&gpu] {
+      std::vector<std::vector<double>> all;
+      for (const char* role : {"dq", "dk", "dv"}) all.push_back(problem::values_of(gpu.data.view(role)));
+      for (std::size_t i = 0; i < gpu.data.line().params.size(); ++i) all.push_back(problem::values_of(gpu.data.dparam(i)));
+      return all;
+    };
+    const std::vector<std::vector<double>> once = gradients();
+    const BackwardInputs inputs = gpu.device.backward_inputs();
+    const problem::Line& line = gpu.data.line();
+    api::GradientSum sum(gpu.device.backward_outputs());
+    sum.allocate(inputs, {});
+    foveal::backward(line.attention, inputs, sum.parts(), {}, line.options);
+    sum.add(0, {});
+    gpu.device.download();
+    const std::vector<std::vector<double>> twice = gradients();
+    for (std::size_t t = 0; t < once.size(); ++t)
+      for (std::size_t i = 0; i < once[t].size(); ++i) ASSERT_DOUBLE_EQ(twice[t][i], 2 * once[t][i]) << text << " tensor " << t << " " << i;
+  }
 }
 
 constexpr const char* strange_problems[] = {"f32 b2 h4:2 q300 d64 mask=\"causal()\"", "f64 b1 h2 q300 d32 mask=\"causal()\"",

@@ -6,7 +6,10 @@
 #include <fstream>
 
 #include "counted_allocations.h"
+#include "cuda/cuda_memory.h"
 #include "cuda/device/outside_args.cuh"
+#include "cuda/device/rows_args.cuh"
+#include "foveal/foveal_c.h"
 #include "mock_driver.h"
 #include "mock_plan.h"
 
@@ -144,6 +147,73 @@ TEST(Runs, CheckedOnesLookAtMoreRowsThanAGridHas) {
   mock::call_for_launches(nullptr);
   EXPECT_EQ(rows, 1ll << 33);
   EXPECT_GT(blocks, 0);
+}
+
+/// Of launches that add rows to others.
+std::vector<device::MoveRowsArgs> added;
+
+/// Tensors in the memory of the mock device.
+class DeviceTensors {
+ public:
+  foveal_tensor make(std::initializer_list<std::int64_t> sizes, std::int32_t dtype = FOVEAL_BF16) {
+    std::int64_t count = 1;
+    for (const std::int64_t size : sizes) count *= size;
+    memory_.emplace_back(cuda::cuda_memory(0).allocate(static_cast<std::size_t>(4 * count)),
+                         [](void* memory) { cuda::cuda_memory(0).release(memory); });
+    foveal_tensor tensor{};
+    EXPECT_EQ(foveal_contiguous(&tensor, memory_.back().get(), dtype, static_cast<std::int32_t>(sizes.size()), sizes.begin()), FOVEAL_OK);
+    tensor.device_kind = FOVEAL_CUDA;
+    return tensor;
+  }
+
+ private:
+  std::vector<std::shared_ptr<void>> memory_;
+};
+
+TEST(Runs, GradientsAreAddedOnTheDevice) {
+  DeviceTensors memory;
+  foveal_tensor q = memory.make({2, 300, 4, 64}), k = memory.make({2, 300, 2, 64}), v = memory.make({2, 300, 2, 64}),
+                out = memory.make({2, 300, 4, 64}), lse = memory.make({2, 4, 300}, FOVEAL_F32), dout = memory.make({2, 300, 4, 64}),
+                dq = memory.make({2, 300, 4, 64}), dv = memory.make({2, 300, 2, 64}), table = memory.make({2, 3, 4, 5, 6}, FOVEAL_F32),
+                dtable = memory.make({2, 3, 4, 5, 6}, FOVEAL_F32);
+  std::swap(dtable.strides[3], dtable.strides[4]), dtable.strides[3] = 1,
+                                                   dtable.strides[4] = 5;  // another order than that of what is added
+  const foveal_param param{"t: real[2, 3, 4, 5, 6]", &table, &dtable};
+  foveal_attention attention = FOVEAL_INIT(foveal_attention);
+  attention.accumulate = 1;
+  attention.score_mod = "score + t[batch, q_idx % 3, head, kv_idx % 5, q_idx % 6]";
+  foveal_call call = FOVEAL_INIT(foveal_call);
+  call.pass = FOVEAL_BACKWARD;
+  call.q = &q, call.k = &k, call.v = &v, call.out = &out, call.lse = &lse, call.dout = &dout, call.dq = &dq, call.dv = &dv;
+  call.params = &param, call.param_count = 1;
+
+  added.clear();
+  mock::call_for_launches([](const cuda::driver::LaunchConfig&, const void* argument, std::size_t bytes) {
+    if (bytes == sizeof(device::MoveRowsArgs)) added.push_back(*static_cast<const device::MoveRowsArgs*>(argument));
+  });
+  ASSERT_EQ(foveal_run(&attention, &call, nullptr, nullptr), FOVEAL_OK) << foveal_last_error();
+  ASSERT_EQ(added.size(), 2u + 2);  // dq, dv, and the parameter's gradient for each index of its first dimension
+  for (const device::MoveRowsArgs& one : added) EXPECT_EQ(one.adds, 1);
+  EXPECT_EQ(added[0].to.data, dq.data);
+  EXPECT_NE(added[0].from.data, dq.data);
+  EXPECT_EQ(std::vector({added[0].batch, added[0].tokens, added[0].heads, added[0].dim}), std::vector({2, 300, 4, 64}));
+  EXPECT_EQ(added[1].to.data, dv.data);
+  for (const int index : {0, 1}) {
+    const device::MoveRowsArgs& one = added[static_cast<std::size_t>(2 + index)];
+    EXPECT_EQ(one.to.data, static_cast<float*>(dtable.data) + 360 * index);
+    EXPECT_EQ(std::vector({one.batch, one.tokens, one.heads, one.dim}), std::vector({3, 4, 5, 6}));
+    EXPECT_EQ(std::vector({one.to.head, one.to.dim}), (std::vector<long long>{1, 5}));
+    EXPECT_EQ(std::vector({one.from.head, one.from.dim}), (std::vector<long long>{6, 1}));
+  }
+
+  int stream = 0;
+  void* const graph = mock::begin_capture();
+  EXPECT_EQ(foveal_run(&attention, &call, nullptr, &stream), FOVEAL_UNSUPPORTED);
+  EXPECT_NE(std::string(foveal_last_error()).find("accumulate: the stream is being captured"), std::string::npos) << foveal_last_error();
+  mock::end_capture();
+  mock::destroy_graph(graph);
+  EXPECT_EQ(added.size(), 4u);
+  mock::call_for_launches(nullptr);
 }
 
 TEST(Runs, CheckedOnesNameAPageOrALengthThatCannotBe) {

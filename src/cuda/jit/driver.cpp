@@ -259,14 +259,26 @@ Memory::Memory(int device, const void* host, std::size_t bytes) {
   call.stream_synchronize(stream.get());  // pageable memory may still be on its way when the copy returns
 }
 
-void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>& what) {
-  if (stream == nullptr) return;  // the legacy stream is never captured
+namespace {
+
+/// The graph that work on the stream is captured into, or null.
+Graph graph_of(StreamHandle stream) {
+  if (stream == nullptr) return nullptr;  // the legacy stream is never captured
   int status = 0;
   std::uint64_t id = 0;
   Graph graph = nullptr;
   constexpr int active = 1;
   call.capture_info(stream, &status, &id, &graph, nullptr, nullptr);
-  if (status != active) return;
+  return status == active ? graph : nullptr;
+}
+
+}  // namespace
+
+bool is_captured(StreamHandle stream) { return graph_of(stream) != nullptr; }
+
+void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>& what) {
+  const Graph graph = graph_of(stream);
+  if (graph == nullptr) return;
   auto holder = std::make_unique<std::shared_ptr<const void>>(what);
   const auto destroy = [](void* held) { delete static_cast<std::shared_ptr<const void>*>(held); };
   constexpr unsigned no_destructor_sync = 1, move = 1;

@@ -276,6 +276,8 @@ class Memory {
   Held held_;
 };
 
+/// Is work on the stream captured into a graph?
+bool is_captured(StreamHandle stream);
 /// Where work on the stream is captured into a graph, `what` lives as long as the graph and its copies.
 void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>& what);
 
