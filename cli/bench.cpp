@@ -1,5 +1,5 @@
-// foveal bench: how long problem lines take on this CPU, as a share of what it can do, next to the unfused computation. `foveal-bench shares` reads its
-// JSON; everything else of benchmarks is foveal-bench's (bench/foveal_bench).
+// foveal bench: how long problem lines take on this CPU, as a share of what it can do, next to the unfused computation. `foveal-bench
+// shares` reads its JSON; everything else of benchmarks is foveal-bench's (bench/foveal_bench).
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -34,8 +34,8 @@ struct Timing {
   int repeats = 0, quiet = 0;            ///< all repetitions, and those on a quiet machine, which the figures are taken from
 };
 
-// Each repetition is bracketed by two runs of a load-heavy calibration; it counts as quiet if both were near the best one. Work that is shorter
-// than these is done several times in a repetition: else they, which nobody asked for, would take most of the time.
+// Each repetition is bracketed by two runs of a load-heavy calibration; it counts as quiet if both were near the best one. Work that is
+// shorter than these is done several times in a repetition: else they, which nobody asked for, would take most of the time.
 Timing measure(const std::function<void()>& work, double seconds, int threads) {
   struct Sample {
     double time, calibration;
