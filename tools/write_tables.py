@@ -465,7 +465,12 @@ def models():
     rows = rows_of("h200-models")
     cases = by_case(rows)
     columns = [who for who in ("eager", "sdpa", "flex", "foveal") if any(who in found for found in cases.values())]
-    lines = [f"{rows[0]['machine']}, torch {rows[0]['torch']}, transformers {rows[0]['transformers']}, commit {built(rows[0])}; a step: forward, backward, SGD:", "",
+    runs = collections.defaultdict(list)
+    for case, found in cases.items():
+        ours = found["foveal"]
+        runs[f"transformers {ours['transformers']}, commit {built(ours)}"].append(case.split()[0])
+    of_runs = "; ".join(f"{run} ({', '.join(models)})" if len(runs) > 1 else run for run, models in runs.items())
+    lines = [f"{rows[0]['machine']}, torch {rows[0]['torch']}, {of_runs}; a step: forward, backward, SGD:", "",
              "| model, type, batch, length | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     failed = []
     for case, found in cases.items():
