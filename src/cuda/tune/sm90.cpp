@@ -6,8 +6,8 @@
 
 #include "base/check.h"
 #include "base/divide.h"
-#include "cuda/score/score_writer.h"
 #include "cuda/tune/read_plan.h"
+#include "score/column_forms.h"
 
 namespace foveal::cuda {
 namespace {
@@ -310,7 +310,7 @@ std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p, bool collects) 
   const auto wide = [](const PairTile& tile) { return tile.element_bytes > 2 && !tile.stairs && tile.keys == 0; };
   if (tiles.size() > 1) std::erase_if(tiles, wide);  // shared memory has no room for these beside others
   if (collects) {
-    std::vector<ValueId> terms{p.score->dscore};
+    std::vector<scoring::ValueId> terms{p.score->dscore};
     for (const scoring::TrainableRead& read : p.score->reads) {
       terms.push_back(read.factor);
       terms.insert(terms.end(), read.index.begin(), read.index.end());
