@@ -49,7 +49,7 @@ struct ScoreSum {
   };
   Product gain;
   bool is_long = false;  ///< its offsets take so many instructions per pair that they must not wait for the PV product
-  /// It is constant apart from the scale, which kernels apply when they search maxima, and at least 1, so that what it divides stays finite.
+  /// It is constant apart from the scale, which kernels apply when they search maxima, and at least 1: what it divides stays finite.
   bool gain_is_plain = false;
   std::vector<Offset> offsets{};  ///< those that fewer pairs differ in first
 };

@@ -96,8 +96,8 @@ class Writer {
   };
   static Places places_text(const PositionSum& sum);
 
-  /// ScoreForms::column_blocks in text, a value at at.kv - at.kv_step plus one at at.kv_step, for key tiles that are multiples or divisors of
-  /// the block sizes (fv_steps_apart): indices by `//` and `%` then cost an immediate offset.
+  /// ScoreForms::column_blocks in text, a value at at.kv - at.kv_step plus one at at.kv_step, for key tiles that are multiples or
+  /// divisors of the block sizes (fv_steps_apart): indices by `//` and `%` then cost an immediate offset.
   struct ColumnSteps {
     std::string origin, step;
     std::vector<std::int64_t> blocks{};
