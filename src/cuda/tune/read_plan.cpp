@@ -135,6 +135,7 @@ ReadPlan sm90_read_plan(const problem::Problem& p) {
   plan.hopper = hopper_collects(p, plan, has_terms, plan.collect);
   if (!plan.hopper) plan.collect.reset();
   for (PlannedRead& read : plan.reads) plan_sm90(p, plan, read);
+  if (!plan.of(Collector::pairs).empty()) plan.pairs = sm90_pairs_config(p);
   if (plan.collect) {
     plan.place(plan.collect->bins);
     plan.collect->reads = plan.reads;
