@@ -266,7 +266,7 @@ class BackwardSm90 : public GpuExecutable {
 std::optional<std::string> refuses_before_tiles(const problem::Problem& p) {
   if (auto reason = refuses_sm90(p)) return reason;
   if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
-  const std::int64_t most = p.head_dim > 128 ? sm90_max_head_dim : 128;
+  const std::int64_t most = sm90_backward_variant(p).max_head_dim_v;
   if (p.head_dim_v > most) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", most);
   if (p.heads_q > 65535 || p.batch > 65535) return "more than 65535 heads or sequences";
   const BackwardStrategy strategy = p.attention.backward;
@@ -328,7 +328,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 const Candidate backward_sm90{.pass = Pass::backward, .design = design, .families = families};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, sm90_backward_kernel(p),
+  return source_of(p, config, sm90_backward_variant(p).kernel,
                    emit_score(p, {.lines = config.lines,
                                   .pairs = true,
                                   .tiles = config.tiles,

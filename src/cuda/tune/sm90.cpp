@@ -197,7 +197,11 @@ void Sm90BackwardConfig::set(jit::Constants& constants) const {
       .set("kConsumerRegisters", sm90_consumer_registers(producer_registers));
 }
 
-const char* sm90_backward_kernel(const problem::Problem& p) { return p.head_dim > 128 ? "backward_wide_sm90" : "backward_sm90"; }
+const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& p) {
+  static constexpr Sm90BackwardVariant narrow{.kernel = "backward_sm90", .block_kv = 128, .max_head_dim_v = 128, .is_wide = false},
+      wide{.kernel = "backward_wide_sm90", .block_kv = 64, .max_head_dim_v = sm90_max_head_dim, .is_wide = true};
+  return p.head_dim > 128 ? wide : narrow;
+}
 
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p, const ReadPlan& plan) {
   for (const int stages : {2, 1}) {
