@@ -42,10 +42,22 @@ class CpuBackend final : public planning::Backend {
     return list;
   }
 
-  std::optional<std::string> refuses(const Problem& problem, const PlanOptions& options) const override {
-    constexpr std::int64_t max_position = std::int64_t{1} << 30;
+  planning::Answer prepare(const Problem& problem, const PlanOptions& options) const override {
     std::string reason;
-    if (!choose_target(problem, options, reason)) return reason;
+    const Target* target = choose_target(problem, options, reason);
+    if (target == nullptr) return {.refusal = std::move(reason)};
+    if (auto refusal = refuses(problem)) return {.refusal = std::move(*refusal)};
+    if (problem.pass == Pass::backward && problem.paged) {  // many products for each key: the cost of gathering is negligible
+      const DType gradients = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
+      auto pass = prepare_on(*target, planning::gathered(problem, gradients), options);
+      return {.executable = planning::with_gathered_pages(problem, gradients, options, std::move(pass))};
+    }
+    return {.executable = prepare_on(*target, problem, options)};
+  }
+
+ private:
+  static std::optional<std::string> refuses(const Problem& problem) {
+    constexpr std::int64_t max_position = std::int64_t{1} << 30;
     if (problem.head_dim > max_head_dim) return base::join("head_dim ", problem.head_dim, " exceeds ", max_head_dim);
     if (problem.head_dim_v > max_head_dim) return base::join("head_dim_v ", problem.head_dim_v, " exceeds ", max_head_dim);
     const std::int64_t last = std::max({problem.seqlen_q, problem.seqlen_kv, problem.total_q, problem.total_kv}) +
@@ -55,18 +67,6 @@ class CpuBackend final : public planning::Backend {
     return std::nullopt;
   }
 
-  std::unique_ptr<planning::Executable> prepare(const Problem& problem, const PlanOptions& options) const override {
-    std::string reason;
-    const Target& target = *choose_target(problem, options, reason);
-    if (problem.pass == Pass::backward && problem.paged) {  // many products for each key: the cost of gathering is negligible
-      const DType gradients = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
-      return planning::with_gathered_pages(problem, gradients, options,
-                                           prepare_on(target, planning::gathered(problem, gradients), options));
-    }
-    return prepare_on(target, problem, options);
-  }
-
- private:
   static std::unique_ptr<planning::Executable> prepare_on(const Target& target, const Problem& problem, const PlanOptions& options) {
     const bool forward = problem.pass == Pass::forward;
     if (problem.dtype == DType::f64)

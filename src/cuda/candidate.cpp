@@ -12,12 +12,25 @@
 namespace foveal::cuda {
 namespace {
 
-std::optional<std::string> refuses(const problem::Problem& problem, const Candidate& candidate, const driver::DeviceFacts& facts) {
+/// keys: those of the problem, or gathered from its pages.
+Design with_narrow_indices_and_checks(const Candidate& candidate, const problem::Problem& keys, const driver::DeviceFacts& facts) {
+  const auto narrow = candidate.reads_bytes ? narrowed(keys) : std::nullopt;
+  Design pass = candidate.design(narrow ? *narrow : keys, facts);
+  if (!pass.refusal.empty()) return pass;
+  return {.make = [keys, narrow, make = std::move(pass.make)] {
+    return with_checked_reads(keys, narrow ? with_narrow_indices(keys, *narrow, make()) : make());
+  }};
+}
+
+Design design_of(const Candidate& candidate, problem::Problem problem, const driver::DeviceFacts& facts) {
   if (problem.paged && problem.batch > 1 && problem.seqlens_kv.strides[0] != 1)
-    return base::join("seqlens_kv: stride ", problem.seqlens_kv.strides[0], "; expected 1");
-  if (!gathers(problem, candidate)) return candidate.refuses(problem, facts);
-  if (auto reason = refuses_gathering(problem)) return reason;
-  return candidate.refuses(gathered(problem), facts);
+    return Design::refused(base::join("seqlens_kv: stride ", problem.seqlens_kv.strides[0], "; expected 1"));
+  problem.numbers = std::make_shared<std::vector<float>>();  // of all its kernels
+  if (!gathers(problem, candidate)) return with_narrow_indices_and_checks(candidate, problem, facts);
+  if (auto reason = refuses_gathering(problem)) return Design::refused(*std::move(reason));
+  Design pass = with_narrow_indices_and_checks(candidate, gathered(problem), facts);
+  if (!pass.refusal.empty()) return pass;
+  return {.make = [problem, make = std::move(pass.make)] { return with_checked_pages(problem, with_gathered_pages(problem, make())); }};
 }
 
 }  // namespace
@@ -27,32 +40,19 @@ bool gathers(const problem::Problem& problem, const Candidate& candidate) {
 }
 
 Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
-  Choice choice;
+  std::string refusals;
   for (const Target& each : targets()) {
     if (!target.empty() && target != each.name) continue;
     for (const Candidate* candidate : each.candidates) {
       if (candidate->pass != problem.pass) continue;
-      auto reason = each.refuses(facts);
-      if (!reason) reason = refuses(problem, *candidate, facts);
-      if (!reason) {
-        choice.candidate = candidate;
-        return choice;
-      }
-      choice.refusals += base::join(choice.refusals.empty() ? "" : "; ", each.name, ": ", *reason);
+      const auto reason = each.refuses(facts);
+      Design design = reason ? Design::refused(*reason) : design_of(*candidate, problem, facts);
+      if (design.refusal.empty()) return {candidate, std::move(design)};
+      refusals += base::join(refusals.empty() ? "" : "; ", each.name, ": ", design.refusal);
     }
   }
-  if (choice.refusals.empty()) choice.refusals = base::join("no target ", target, "; expected ", target_names(" or "));
-  return choice;
-}
-
-std::unique_ptr<GpuExecutable> executable_of(const Candidate& candidate, problem::Problem problem, const driver::DeviceFacts& facts) {
-  problem.numbers = std::make_shared<std::vector<float>>();  // of all its kernels
-  const auto make_pass = [&](const problem::Problem& p) {
-    const auto narrow = candidate.reads_bytes ? narrowed(p) : std::nullopt;
-    return with_checked_reads(p, narrow ? with_narrow_indices(p, *narrow, candidate.make(*narrow, facts)) : candidate.make(p, facts));
-  };
-  if (!gathers(problem, candidate)) return make_pass(problem);
-  return with_checked_pages(problem, with_gathered_pages(problem, make_pass(gathered(problem))));
+  if (refusals.empty()) refusals = base::join("no target ", target, "; expected ", target_names(" or "));
+  return {nullptr, Design::refused(std::move(refusals))};
 }
 
 }  // namespace foveal::cuda

@@ -1,9 +1,10 @@
 #pragma once
 // A family of kernels that the CUDA backend may use for a problem, and the choice among them: the first
 // candidate that does not refuse makes the executable.
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/jit/compile.h"
@@ -32,28 +33,33 @@ struct Family {
   std::vector<std::string> configs;
 };
 
+/// Everything that is decided about the kernels of a problem, or why there are none.
+struct Design {
+  std::string refusal{};                                   ///< empty if the problem can be run
+  std::function<std::unique_ptr<GpuExecutable>()> make{};  ///< what was decided, as an executable
+
+  static Design refused(std::string reason) { return {.refusal = std::move(reason)}; }
+};
+
 struct Candidate {
   Pass pass;
-  std::optional<std::string> (*refuses)(const problem::Problem& problem, const driver::DeviceFacts& facts);
-  std::unique_ptr<GpuExecutable> (*make)(const problem::Problem& problem, const driver::DeviceFacts& facts);
+  Design (*design)(const problem::Problem& problem, const driver::DeviceFacts& facts);
   std::vector<Family> (*families)(const problem::Problem& problem, const driver::DeviceFacts& facts);
   bool reads_pages = false;  ///< follows a block table; for others keys are gathered first
   bool reads_bytes = false;  ///< takes integers that index small tables as bytes (launch/narrow_indices.h)
 };
 
-/// The candidate for a problem, or why none will do.
+/// The candidate for a problem with its design, or why none will do.
 struct Choice {
   const Candidate* candidate = nullptr;
-  std::string refusals;
+  Design design{};  ///< its refusal names all targets
 };
 
+/// The design has what the candidate needs around it: keys gathered from pages, narrow copies of integers, checked reads.
 /// target: "" for the first that can, or the name of one (arch.h).
 Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target);
 
 /// Are the keys on pages gathered for this candidate? The kernel that checks reads follows no block table either.
 bool gathers(const problem::Problem& problem, const Candidate& candidate);
-
-/// With what the candidate needs around it: keys gathered from pages, narrow copies of integers, checked reads.
-std::unique_ptr<GpuExecutable> executable_of(const Candidate& candidate, problem::Problem problem, const driver::DeviceFacts& facts);
 
 }  // namespace foveal::cuda

@@ -12,11 +12,9 @@
 namespace foveal::cuda {
 namespace {
 
-/// Without a compiler: which kernel of the problem was not shipped with the library.
-std::optional<std::string> not_shipped(const Candidate& candidate, const problem::Problem& problem, const driver::DeviceFacts& facts) {
-  const auto executable = executable_of(candidate, problem, facts);
-  executable->set_arch(jit::arch_of(facts.major, facts.minor));
-  for (const jit::KernelSource& source : executable->sources())
+/// Without a compiler: which kernel was not shipped with the library.
+std::optional<std::string> not_shipped(const GpuExecutable& executable) {
+  for (const jit::KernelSource& source : executable.sources())
     if (!jit::is_shipped(source)) return base::join(source.stem, " did not come with the library, and ", jit::nvrtc_unavailable());
   return std::nullopt;
 }
@@ -48,26 +46,24 @@ class CudaBackend : public planning::Backend {
     return all;
   }
 
-  std::optional<std::string> refuses(const problem::Problem& problem, const PlanOptions& options) const override {
+  planning::Answer prepare(const problem::Problem& problem, const PlanOptions& options) const override {
     for (const problem::TensorSpec* output : {&problem.out, &problem.dq, &problem.dk, &problem.dv})
-      if (output->present && output->dtype != problem.dtype && !problem.merges()) return "out, dq, dk, dv: of another dtype than q";
-    if (!driver::unavailable().empty()) return driver::unavailable();
+      if (output->present && output->dtype != problem.dtype && !problem.merges())
+        return {.refusal = "out, dq, dk, dv: of another dtype than q"};
+    if (!driver::unavailable().empty()) return {.refusal = driver::unavailable()};
     const bool compiles = jit::nvrtc_unavailable().empty();
-    if (!compiles && !jit::shipped_kernels().usable()) return jit::nvrtc_unavailable();
-    if (problem.device.index >= driver::device_count()) return base::join("no device cuda:", problem.device.index);
-    const driver::DeviceFacts& facts = driver::device_facts(problem.device.index);
-    Choice choice = choose(problem, facts, options.target);
-    if (!choice.candidate) return std::move(choice.refusals);
-    return compiles ? std::nullopt : not_shipped(*choice.candidate, problem, facts);
-  }
-
-  std::unique_ptr<planning::Executable> prepare(const problem::Problem& problem, const PlanOptions& options) const override {
+    if (!compiles && !jit::shipped_kernels().usable()) return {.refusal = jit::nvrtc_unavailable()};
+    if (problem.device.index >= driver::device_count()) return {.refusal = base::join("no device cuda:", problem.device.index)};
     const driver::DeviceFacts& facts = driver::device_facts(problem.device.index);
     const driver::BesideCapture beside;
-    auto executable = executable_of(*choose(problem, facts, options.target).candidate, problem, facts);
+    const Design design = choose(problem, facts, options.target).design;
+    if (!design.refusal.empty()) return {.refusal = design.refusal};
+    auto executable = design.make();
     executable->set_arch(jit::arch_of(facts.major, facts.minor));
+    if (!compiles)
+      if (auto reason = not_shipped(*executable)) return {.refusal = *std::move(reason)};
     executable->load(jit::compile(executable->sources()));
-    return executable;
+    return {.executable = std::move(executable)};
   }
 
   planning::DeviceMemory& memory(Device device) const override { return cuda_memory(device.index); }

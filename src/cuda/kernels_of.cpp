@@ -9,10 +9,10 @@
 namespace foveal::cuda {
 namespace {
 
-const Candidate& candidate_for(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
-  const Choice choice = choose(problem, facts, target);
-  if (!choice.candidate) base::fail(ErrorCode::unsupported, choice.refusals, " [", problem.line(), "]");
-  return *choice.candidate;
+Choice choice_for(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
+  Choice choice = choose(problem, facts, target);
+  if (!choice.candidate) base::fail(ErrorCode::unsupported, choice.design.refusal, " [", problem.line(), "]");
+  return choice;
 }
 
 }  // namespace
@@ -20,7 +20,7 @@ const Candidate& candidate_for(const problem::Problem& problem, const driver::De
 std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target,
                                              int multiprocessors) {
   const driver::DeviceFacts facts = facts_of_arch(arch, multiprocessors);
-  auto executable = executable_of(candidate_for(problem, facts, target), problem, facts);
+  auto executable = choice_for(problem, facts, target).design.make();
   const int capability = capability_of(arch);
   const auto names = [&](const Target& target) { return target.capability == capability && arch == base::join("sm_", capability); };
   const auto found = std::find_if(targets().begin(), targets().end(), names);
@@ -33,13 +33,13 @@ std::vector<jit::KernelSource> kernels_of(const problem::Problem& problem, const
 }
 
 std::vector<jit::KernelSource> kernels_on(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
-  auto executable = executable_of(candidate_for(problem, facts, target), problem, facts);
+  auto executable = choice_for(problem, facts, target).design.make();
   executable->set_arch(jit::arch_of(facts.major, facts.minor));
   return executable->sources();
 }
 
 std::vector<Family> families_on(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
-  const Candidate& candidate = candidate_for(problem, facts, target);
+  const Candidate& candidate = *choice_for(problem, facts, target).candidate;
   return candidate.families(gathers(problem, candidate) ? gathered(problem) : problem, facts);
 }
 

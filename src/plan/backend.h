@@ -1,7 +1,6 @@
 #pragma once
-// The interface of backends. plan() tries them in order; the first that does not refuse prepares an Executable.
+// The interface of backends. plan() tries them in order; the first that does not refuse answers with an Executable.
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,15 +23,20 @@ class Executable {
   virtual void run(const problem::Buffers& buffers, void* workspace, Stream stream) const = 0;
 };
 
+/// A backend's answer to a problem.
+struct Answer {
+  std::string refusal{};                     ///< such as "head_dim 600 exceeds 512"; empty if the problem is supported
+  std::unique_ptr<Executable> executable{};  ///< null if it is refused
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string name() const = 0;
   virtual DeviceKind device_kind() const = 0;
   virtual std::vector<TargetInfo> targets() const = 0;
-  /// The reason, such as "head_dim 600 exceeds 512", or none if the problem is supported. Cheap.
-  virtual std::optional<std::string> refuses(const problem::Problem& problem, const PlanOptions& options) const = 0;
-  virtual std::unique_ptr<Executable> prepare(const problem::Problem& problem, const PlanOptions& options) const = 0;
+  /// Refusals are cheap.
+  virtual Answer prepare(const problem::Problem& problem, const PlanOptions& options) const = 0;
   /// Memory of a device of this backend, from which forward() and backward() take their workspace.
   virtual DeviceMemory& memory(Device) const { return host_memory(); }
   /// Called before a run. If the stream is being captured into a graph, keeps the plan alive as long as the graph may be replayed.

@@ -79,17 +79,17 @@ std::shared_ptr<const PlanState> choose(problem::Problem problem, const PlanOpti
   check_options(options, backends);
   auto state = std::make_shared<PlanState>();
   for (const auto& backend : backends) {
-    std::string reason = not_a_candidate(*backend, problem, options);
-    if (reason.empty()) reason = backend->refuses(problem, options).value_or("");
-    if (reason.empty()) {
+    Answer answer{.refusal = not_a_candidate(*backend, problem, options)};
+    if (answer.refusal.empty()) answer = backend->prepare(problem, options);
+    if (answer.refusal.empty()) {
       state->backend = backend.get();
+      state->executable = std::move(answer.executable);
       break;
     }
-    state->refusals.push_back({backend->name(), std::move(reason)});
+    state->refusals.push_back({backend->name(), std::move(answer.refusal)});
   }
   if (state->backend == nullptr)
     base::fail(ErrorCode::unsupported, "no backend can run this problem [", problem.line(), "]:", listed(state->refusals));
-  state->executable = state->backend->prepare(problem, options);
   state->kernel = state->executable->kernel();
   state->workspace_bytes = state->executable->workspace_bytes();
   state->problem = std::move(problem);

@@ -412,12 +412,9 @@ class ReferenceBackend : public planning::Backend {
   std::string name() const override { return "reference"; }
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   std::vector<TargetInfo> targets() const override { return {{"reference", "f64", true, "exact, slow: the definition of correct"}}; }
-  std::optional<std::string> refuses(const Problem&, const PlanOptions& options) const override {
-    if (options.backend == name()) return std::nullopt;
-    return "exact and slow; it runs only when it is asked for by name";
-  }
-  std::unique_ptr<planning::Executable> prepare(const Problem& problem, const PlanOptions& options) const override {
-    return make_reference(problem, options);
+  planning::Answer prepare(const Problem& problem, const PlanOptions& options) const override {
+    if (options.backend != name()) return {.refusal = "exact and slow; it runs only when it is asked for by name"};
+    return {.executable = make_reference(problem, options)};
   }
 };
 

@@ -245,7 +245,7 @@ TEST(Part, WhatCannotBeAPartIsRefused) {
   call.dtype = DType::f32;
   driver::DeviceFacts ampere;
   ampere.major = 8;
-  EXPECT_EQ(*backward_sm80.refuses(call.backward(), ampere), "rows are not kept from part to part");
+  EXPECT_EQ(backward_sm80.design(call.backward(), ampere).refusal, "rows are not kept from part to part");
 }
 
 }  // namespace

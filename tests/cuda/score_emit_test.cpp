@@ -118,6 +118,13 @@ TEST(ScoreUnits, DifferencesOfReadsAreTakenBeforeTheyAreScaled) {
     }
 }
 
+TEST(ScoreUnits, IsOneWhereTheConstantsOfAFactorCancel) {
+  const std::string text =
+      emit_score(problem_of("backward bf16 b1 h2 q64 d64 score=\"score + t[q_idx, kv_idx % 7] * (0.25 * (3 * a[q_idx] + 4 * c[kv_idx]))\" "
+                            "param=\"t: real[64, 7] grad\" param=\"a: real[64]\" param=\"c: real[64]\""));
+  EXPECT_EQ(result_of(text, "read_unit"), "return 1");
+}
+
 TEST(ScoreUnits, OffsetsOfRowsComeFirst) {
   const std::string text = emit_score(
       problem_of("forward bf16 b2 h4 q64 d64 score=\"score + t[q_idx] * t[kv_idx] * t[head] - t[q_idx]\" param=\"t: real[64]\""));

@@ -382,7 +382,7 @@ TEST_F(Sm90, SharedElementsAreAddedWithoutSpills) {
         ASSERT_EQ(gradient_storage(p)[0], GradientStorage::added);
         ASSERT_EQ(sm90_read_plan(p).of(Collector::pairs), std::vector{0});
         EXPECT_TRUE(read_facts(p)[0].covers);
-        jit::KernelSource source = pairs_sm90_source(p, 0, true);
+        jit::KernelSource source = pairs_sm90_source(p, sm90_pairs_config(p), 0, true);
         source.arch = "sm_90a";
         expect_clean(*jit::compile(source), line + score, 56);  // of a slope for each pair under a mask program
       }
@@ -399,7 +399,7 @@ std::vector<jit::KernelSource> sources_with_pairs(const problem::Problem& p) {
                                              ? forward_sm90_source(p, sm90_forward_candidates(p).front())
                                              : backward_sm90_source(p, sm90_backward_candidates(p, sm90_read_plan(p)).front())};
   if (p.pass == Pass::backward)
-    for (const int read : sm90_read_plan(p).of(Collector::pairs)) sources.push_back(pairs_sm90_source(p, read, true));
+    for (const int read : sm90_read_plan(p).of(Collector::pairs)) sources.push_back(pairs_sm90_source(p, sm90_pairs_config(p), read, true));
   for (jit::KernelSource& source : sources) source.arch = "sm_90a";
   return sources;
 }

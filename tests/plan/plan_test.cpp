@@ -23,15 +23,15 @@ class Scripted : public Backend {
   std::string name() const override { return name_; }
   DeviceKind device_kind() const override { return kind_; }
   std::vector<TargetInfo> targets() const override { return {{name_, name_ + "_target", true, ""}}; }
-  std::optional<std::string> refuses(const problem::Problem&, const PlanOptions&) const override { return refusal_; }
-  std::unique_ptr<Executable> prepare(const problem::Problem&, const PlanOptions&) const override {
+  Answer prepare(const problem::Problem&, const PlanOptions&) const override {
     class Nothing : public Executable {
       std::size_t workspace_bytes() const override { return 64; }
       void describe(Explanation& explanation) const override { explanation.details = {{"fact", "told"}}; }
       std::string kernel() const override { return "nothing"; }
       void run(const problem::Buffers&, void*, Stream) const override {}
     };
-    return std::make_unique<Nothing>();
+    if (refusal_) return {.refusal = *refusal_};
+    return {.executable = std::make_unique<Nothing>()};
   }
 
  private:

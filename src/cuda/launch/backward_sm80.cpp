@@ -23,7 +23,7 @@ jit::KernelSource source_of(const problem::Problem& p, const char* kernel) {
 }
 
 /// The launches of a problem.
-struct Design {
+struct Launches {
   bool two_scan;  ///< one launch for dq and for dk and dv
   Chosen<Sm80Config> queries;
   std::optional<Chosen<Sm80Config>> keys;  ///< none: dk and dv are not asked for
@@ -33,29 +33,29 @@ struct Design {
 };
 
 /// Nothing where a tile does not fit into shared memory.
-std::optional<Design> design_of(const problem::Problem& p, const Sm80Device& device) {
+std::optional<Launches> launches_of(const problem::Problem& p, const Sm80Device& device) {
   const bool wants_keys = p.dk.present || p.dv.present;
   if (p.attention.backward == BackwardStrategy::two_scan && wants_keys) {
     const auto choice = two_scan_choice(p, device.shared_bytes);
     if (!choice) return std::nullopt;
-    Design both{true, *choice, *choice, sm80_read_plan(p, choice->config)};
+    Launches both{true, *choice, *choice, sm80_read_plan(p, choice->config)};
     if (both.wants_queries(p)) return both;
   }
   const auto queries = sm80_choice(p, Sm80Kernel::dq, device), keys = sm80_choice(p, Sm80Kernel::dkdv, device);
   if (!queries || (wants_keys && !keys)) return std::nullopt;
-  return Design{false, *queries, wants_keys ? keys : std::nullopt, sm80_read_plan(p, queries->config)};
+  return Launches{false, *queries, wants_keys ? keys : std::nullopt, sm80_read_plan(p, queries->config)};
 }
 
 class BackwardSm80 : public GpuExecutable {
  public:
-  BackwardSm80(const problem::Problem& problem, const driver::DeviceFacts& facts, Design design)
+  BackwardSm80(const problem::Problem& problem, const driver::DeviceFacts& facts, Launches launches)
       : problem_(problem),
         device_(problem.device.index),
-        read_plan_(std::move(design.reads)),
+        read_plan_(std::move(launches.reads)),
         gradients_(problem, read_plan_, workspace_),
         measure_(problem, facts.shared_bytes_per_block),
         reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_),
-        two_scan_(design.two_scan) {
+        two_scan_(launches.two_scan) {
     const problem::Problem& p = problem_;
     const auto real = p.dtype == DType::f64 ? sizeof(double) : sizeof(float);
     const std::int64_t rows = p.varlen ? p.total_q : p.batch * p.seqlen_q;
@@ -67,10 +67,10 @@ class BackwardSm80 : public GpuExecutable {
       pass.emplace(p, half, choice, backward_sm80_source(p, two_scan_ ? Sm80Kernel::two_scan : half, choice.config), workspace_);
     };
     const bool wants_queries = p.dq.present || !read_plan_.of(Collector::beside_dq).empty();
-    if (two_scan_) emplace(queries_, Sm80Kernel::dq, design.queries);
-    if (design.keys) emplace(keys_, Sm80Kernel::dkdv, *design.keys);
+    if (two_scan_) emplace(queries_, Sm80Kernel::dq, launches.queries);
+    if (launches.keys) emplace(keys_, Sm80Kernel::dkdv, *launches.keys);
     if (two_scan_) queries_->reserve_shared(keys_->shared_bytes());
-    if (!two_scan_ && wants_queries) emplace(queries_, Sm80Kernel::dq, design.queries);
+    if (!two_scan_ && wants_queries) emplace(queries_, Sm80Kernel::dq, launches.queries);
     const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
     sources_ = {delta_sm80_source(p), measure_.source()};
     add(gradients_.sources());
@@ -146,26 +146,32 @@ class BackwardSm80 : public GpuExecutable {
   jit::Kernel delta_;
 };
 
-std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
+std::optional<std::string> refuses_before_tiles(const problem::Problem& p) {
   if (auto reason = refuses_sm80(p)) return reason;
   if (p.keeps_rows) return "rows are not kept from part to part";
   if (p.attention.backward == BackwardStrategy::fused)
     return "the portable kernels have no fused backward; use split, two_scan or automatic";
-  const std::size_t limit = facts.shared_bytes_per_block;
   if (p.attention.backward == BackwardStrategy::two_scan && std::max(p.head_dim, p.head_dim_v) > 256)
     return "two_scan takes head dims to 256; use split or automatic";
-  const auto design = design_of(p, sm80_device(facts));
-  if (!design || !sm80_choice(p, Sm80Kernel::measure, limit))
-    return base::join("a tile of head_dim ", p.head_dim, " does not fit into ", limit, " bytes of shared memory");
-  if (design->keys)
-    if (auto reason = TileTables::refuses(p, design->keys->config.block_q, design->keys->config.block_kv)) return reason;
-  if (design->wants_queries(p))
-    if (auto reason = TileTables::refuses(p, design->queries.config.block_q, design->queries.config.block_kv)) return reason;
-  return ReadPasses::refuses(p, limit, design->reads);
+  return std::nullopt;
 }
 
-std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  return std::make_unique<BackwardSm80>(p, facts, *design_of(p, sm80_device(facts)));
+std::optional<std::string> refuses(const problem::Problem& p, std::size_t shared_bytes, const Launches& launches) {
+  if (launches.keys)
+    if (auto reason = TileTables::refuses(p, launches.keys->config.block_q, launches.keys->config.block_kv)) return reason;
+  if (launches.wants_queries(p))
+    if (auto reason = TileTables::refuses(p, launches.queries.config.block_q, launches.queries.config.block_kv)) return reason;
+  return ReadPasses::refuses(p, shared_bytes, launches.reads);
+}
+
+Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  if (auto reason = refuses_before_tiles(p)) return Design::refused(*std::move(reason));
+  const std::size_t limit = facts.shared_bytes_per_block;
+  const auto launches = launches_of(p, sm80_device(facts));
+  if (!launches || !sm80_choice(p, Sm80Kernel::measure, limit))
+    return Design::refused(base::join("a tile of head_dim ", p.head_dim, " does not fit into ", limit, " bytes of shared memory"));
+  if (auto reason = refuses(p, limit, *launches)) return Design::refused(*std::move(reason));
+  return {.make = [p, facts, launches = *launches] { return std::make_unique<BackwardSm80>(p, facts, launches); }};
 }
 
 std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts& facts) {
@@ -181,7 +187,7 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 
 }  // namespace
 
-const Candidate backward_sm80{.pass = Pass::backward, .refuses = refuses, .make = make, .families = families};
+const Candidate backward_sm80{.pass = Pass::backward, .design = design, .families = families};
 
 jit::KernelSource delta_sm80_source(const problem::Problem& p) {
   jit::KernelSource source = source_of(p, "delta_sm80");

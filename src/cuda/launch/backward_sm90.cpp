@@ -54,11 +54,12 @@ struct RowsLayout {
 
 class BackwardSm90 : public GpuExecutable {
  public:
-  BackwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
+  BackwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts, const ReadPlan& plan,
+               const Chosen<Sm90BackwardConfig>& choice)
       : problem_(problem),
         device_(problem.device.index),
-        read_plan_(sm90_read_plan(problem)),
-        choice_(*sm90_backward_choice(problem, read_plan_, facts.name)),
+        read_plan_(plan),
+        choice_(choice),
         config_(with_group_tasks(problem, choice_.config, facts)),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.block_q, config_.task_keys(), true, workspace_),
@@ -68,7 +69,7 @@ class BackwardSm90 : public GpuExecutable {
     if (!read_plan_.collect) read_plan_.place(config_.bins);
     for (const PlannedRead& read : read_plan_.reads) {
       if (read.collector != Collector::pairs) continue;
-      pairs_.emplace_back(problem_, read, facts, workspace_);
+      pairs_.emplace_back(problem_, read, *read_plan_.pairs, facts, workspace_);
       if (pairs_.back().covers()) gradients_.leave_uncleared(pairs_.back().param());
     }
     if (read_plan_.collect) collect_.emplace(problem_, *read_plan_.collect, facts);
@@ -262,10 +263,10 @@ class BackwardSm90 : public GpuExecutable {
   jit::Kernel kernel_, prepare_, convert_;
 };
 
-std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
+std::optional<std::string> refuses_before_tiles(const problem::Problem& p) {
   if (auto reason = refuses_sm90(p)) return reason;
   if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
-  const std::int64_t most = p.head_dim > 128 ? sm90_max_head_dim : 128;
+  const std::int64_t most = sm90_backward_variant(p).max_head_dim_v;
   if (p.head_dim_v > most) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", most);
   if (p.heads_q > 65535 || p.batch > 65535) return "more than 65535 heads or sequences";
   const BackwardStrategy strategy = p.attention.backward;
@@ -273,9 +274,11 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
     return base::join("has no ", to_string(strategy), " backward");
   if (p.attention.determinism == Determinism::reproducible && sm90_mask(p).tiles == Sm90Tiles::list)
     return "tiles of this mask add to dq in any order, which is not reproducible";
-  const ReadPlan plan = sm90_read_plan(p);
-  const auto choice = sm90_backward_choice(p, plan, facts.name);
-  if (!choice) return "no tile fits shared memory";
+  return std::nullopt;
+}
+
+std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts, const ReadPlan& plan,
+                                   const Sm90BackwardConfig& config) {
   if (p.ragged_kv()) {
     for (const Collector collector : {Collector::pairs, Collector::any_pairs, Collector::walk})
       if (!plan.of(collector).empty()) return "this gradient of a parameter is not collected from sequences of their own lengths";
@@ -283,18 +286,23 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   if (p.keeps_rows && !(plan.of(Collector::any_pairs).empty() && plan.of(Collector::walk).empty()))
     return "a gradient of a parameter is collected by a pass that measures far rows in its own way, which other parts would take for "
            "theirs";
-  const std::size_t needed = choice->config.shared_bytes(p);
+  const std::size_t needed = config.shared_bytes(p);
   if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
-  if (auto reason = TileTables::refuses(p, choice->config.block_q, choice->config.task_keys())) return reason;
-  if (!plan.of(Collector::pairs).empty())
-    if (auto reason = PairsSm90::refuses(p)) return reason;
+  if (auto reason = TileTables::refuses(p, config.block_q, config.task_keys())) return reason;
+  if (plan.pairs)
+    if (auto reason = TileTables::refuses(p, plan.pairs->block_q, plan.pairs->block_kv)) return reason;
   if (plan.rows)
     if (auto reason = TileTables::refuses(p, plan.rows->block_q(), plan.rows->block_kv)) return reason;
   return ReadPasses::refuses(p, facts.shared_bytes_per_block, plan);
 }
 
-std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  return std::make_unique<BackwardSm90>(p, facts);
+Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  if (auto reason = refuses_before_tiles(p)) return Design::refused(*std::move(reason));
+  const ReadPlan plan = sm90_read_plan(p);
+  const auto choice = sm90_backward_choice(p, plan, facts.name);
+  if (!choice) return Design::refused("no tile fits shared memory");
+  if (auto reason = refuses(p, facts, plan, choice->config)) return Design::refused(*std::move(reason));
+  return {.make = [p, facts, plan, choice = *choice] { return std::make_unique<BackwardSm90>(p, facts, plan, choice); }};
 }
 
 std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts&) {
@@ -317,10 +325,10 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 
 }  // namespace
 
-const Candidate backward_sm90{.pass = Pass::backward, .refuses = refuses, .make = make, .families = families};
+const Candidate backward_sm90{.pass = Pass::backward, .design = design, .families = families};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, sm90_backward_kernel(p),
+  return source_of(p, config, sm90_backward_variant(p).kernel,
                    emit_score(p, {.lines = config.lines,
                                   .pairs = true,
                                   .tiles = config.tiles,

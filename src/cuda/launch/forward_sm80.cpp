@@ -46,17 +46,15 @@ class ForwardSm80 : public GpuExecutable {
   PassSm80 pass_;
 };
 
-std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  if (auto reason = refuses_sm80(p)) return reason;
-  if (p.spread) return "keys of a part in ranges";
+Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  if (auto reason = refuses_sm80(p)) return Design::refused(*std::move(reason));
+  if (p.spread) return Design::refused("keys of a part in ranges");
   const auto choice = sm80_choice(p, Sm80Kernel::forward, sm80_device(facts));
   if (!choice)
-    return base::join("a tile of head_dim ", p.head_dim, " does not fit into ", facts.shared_bytes_per_block, " bytes of shared memory");
-  return TileTables::refuses(p, choice->config.block_q, choice->config.block_kv);
-}
-
-std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  return std::make_unique<ForwardSm80>(p, *sm80_choice(p, Sm80Kernel::forward, sm80_device(facts)));
+    return Design::refused(
+        base::join("a tile of head_dim ", p.head_dim, " does not fit into ", facts.shared_bytes_per_block, " bytes of shared memory"));
+  if (auto reason = TileTables::refuses(p, choice->config.block_q, choice->config.block_kv)) return Design::refused(*std::move(reason));
+  return {.make = [p, choice = *choice] { return std::make_unique<ForwardSm80>(p, choice); }};
 }
 
 std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts& facts) {
@@ -68,7 +66,7 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 
 }  // namespace
 
-const Candidate forward_sm80{.pass = Pass::forward, .refuses = refuses, .make = make, .families = families};
+const Candidate forward_sm80{.pass = Pass::forward, .design = design, .families = families};
 
 jit::KernelSource forward_sm80_source(const problem::Problem& problem, const Sm80Config& config) {
   jit::KernelSource source{.stem = sm80_stem(Sm80Kernel::forward),

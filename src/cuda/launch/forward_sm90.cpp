@@ -19,8 +19,8 @@ namespace {
 
 constexpr int splits_of_warp = 8;  ///< when merged: more are shared with other warps
 
-/// The length-independent part of a plan, shared while a KV cache grows.
-struct Design {
+/// The length-independent part of a design, shared while a KV cache grows.
+struct SharedDesign {
   Sm90Tiles tiles;
   std::optional<Chosen<Sm90ForwardConfig>> choice;  ///< none: kernels for many queries, whose choice looks at lengths
   std::vector<jit::KernelSource> whole, split;      ///< the kernels for tasks on all keys and on parts of them
@@ -34,7 +34,7 @@ std::vector<jit::KernelSource> kernels_for(const problem::Problem& p, const Sm90
 }
 
 /// Of a plan, whose other kernels add their own.
-problem::Problem with_numbers_of(const std::shared_ptr<const Design>& design, problem::Problem problem) {
+problem::Problem with_numbers_of(const std::shared_ptr<const SharedDesign>& design, problem::Problem problem) {
   if (design) problem.numbers = std::make_shared<std::vector<float>>(design->numbers);
   return problem;
 }
@@ -61,8 +61,8 @@ problem::Problem any_length(const problem::Problem& p) {
   return any;
 }
 
-Design design_of(const problem::Problem& any, const std::string& device) {
-  Design design{sm90_mask(any).tiles, sm90_forward_choice(any, device), {}, {}, {}};
+SharedDesign design_of(const problem::Problem& any, const std::string& device) {
+  SharedDesign design{sm90_mask(any).tiles, sm90_forward_choice(any, device), {}, {}, {}};
   if (design.choice && !design.choice->config.is_decode()) design.choice.reset();
   if (!design.choice) return design;
   Sm90ForwardConfig config = design.choice->config;
@@ -74,23 +74,16 @@ Design design_of(const problem::Problem& any, const std::string& device) {
 }
 
 /// The design that a problem shares with those of other lengths; null where kernels may depend on lengths.
-std::shared_ptr<const Design> shared_design(const problem::Problem& p, const std::string& device) {
+std::shared_ptr<const SharedDesign> shared_design(const problem::Problem& p, const std::string& device) {
   constexpr std::int64_t most_queries = 128;
   if (p.seqlen_q >= most_queries || p.ragged_kv() || p.part || !reads_follow_heads(p.score->forward) || !reads_follow_heads(p.score->mask))
     return nullptr;
   const auto tuned = tuned_config(p, device, Sm90ForwardConfig::family);
-  const auto key_for = [&](const problem::Problem& problem) {
-    return base::join(device, " | ", tuned ? tuned->config : "", " | ", problem::key_of(problem), " | ", problem.score->text);
-  };
-  thread_local std::pair<std::string, std::shared_ptr<const Design>> latest;  // while a problem is planned it is asked for again and again
-  std::string key = key_for(p);
-  if (latest.first == key) return latest.second;
-  static base::LruCache<Design> designs(64);
+  static base::LruCache<SharedDesign> designs(64);
   const problem::Problem any = any_length(p);
-  auto design = designs.find_or_make(key_for(any), [&] { return design_of(any, device); });
-  if (!design->choice || design->tiles != sm90_mask(p).tiles) design = nullptr;
-  latest = {std::move(key), design};
-  return design;
+  const std::string key = base::join(device, " | ", tuned ? tuned->config : "", " | ", problem::key_of(any), " | ", any.score->text);
+  auto design = designs.find_or_make(key, [&] { return design_of(any, device); });
+  return design->choice && design->tiles == sm90_mask(p).tiles ? design : nullptr;
 }
 
 /// Lengths that only the device knows end tasks early: rounds even out.
@@ -102,11 +95,11 @@ const Sm90ScheduleCosts& schedule_costs_of(const problem::Problem& p, const Sm90
 
 class ForwardSm90 : public GpuExecutable {
  public:
-  ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
-      : design_(shared_design(problem, facts.name)),
-        problem_(with_numbers_of(design_, problem)),
+  ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::shared_ptr<const SharedDesign>& shared,
+              const Chosen<Sm90ForwardConfig>& choice)
+      : problem_(with_numbers_of(shared, problem)),
         device_(problem.device.index),
-        choice_(design_ ? *design_->choice : *sm90_forward_choice(problem, facts.name)),
+        choice_(choice),
         config_(choice_.config),
         mask_(sm90_mask(problem)),
         tables_(problem_, config_.queries(), config_.block_kv, false, workspace_) {
@@ -131,7 +124,7 @@ class ForwardSm90 : public GpuExecutable {
                               schedule_costs_of(p, config_), {facts.multiprocessors, facts.l2_bytes});
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
-    sources_ = !design_ ? kernels_for(p, config_) : config_.split_kv ? design_->split : design_->whole;
+    sources_ = !shared ? kernels_for(p, config_) : config_.split_kv ? shared->split : shared->whole;
     if (uses_tables()) sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
   }
 
@@ -223,7 +216,6 @@ class ForwardSm90 : public GpuExecutable {
     return static_cast<int>(std::gcd(together, std::int64_t{config_.block_kv}));
   }
 
-  std::shared_ptr<const Design> design_;
   problem::Problem problem_;
   int device_;
   Chosen<Sm90ForwardConfig> choice_;
@@ -239,20 +231,23 @@ class ForwardSm90 : public GpuExecutable {
   jit::Kernel kernel_, merge_;
 };
 
-std::optional<std::string> refuses_forward(const problem::Problem& p, const driver::DeviceFacts& facts) {
+std::optional<std::string> refuses_before_tiles(const problem::Problem& p) {
   if (auto reason = refuses_sm90(p)) return reason;
   if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
   if (p.head_dim_v > sm90_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm90_max_head_dim);
-  const auto design = shared_design(p, facts.name);
-  const auto choice = design ? design->choice : sm90_forward_choice(p, facts.name);
-  if (!choice) return "no tile fits shared memory";
-  const std::size_t needed = choice->config.shared_bytes(p);
-  if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
-  return TileTables::refuses(p, choice->config.queries(), choice->config.block_kv);
+  return std::nullopt;
 }
 
-std::unique_ptr<GpuExecutable> make_forward(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  return std::make_unique<ForwardSm90>(p, facts);
+Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  if (auto reason = refuses_before_tiles(p)) return Design::refused(*std::move(reason));
+  const auto shared = shared_design(p, facts.name);
+  const auto choice = shared ? shared->choice : sm90_forward_choice(p, facts.name);
+  if (!choice) return Design::refused("no tile fits shared memory");
+  const std::size_t needed = choice->config.shared_bytes(p);
+  if (needed > facts.shared_bytes_per_block)
+    return Design::refused(base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block));
+  if (auto reason = TileTables::refuses(p, choice->config.queries(), choice->config.block_kv)) return Design::refused(*std::move(reason));
+  return {.make = [p, facts, shared, choice = *choice] { return std::make_unique<ForwardSm90>(p, facts, shared, choice); }};
 }
 
 std::vector<Family> forward_families(const problem::Problem& p, const driver::DeviceFacts&) {
@@ -263,12 +258,8 @@ std::vector<Family> forward_families(const problem::Problem& p, const driver::De
 
 }  // namespace
 
-const Candidate forward_sm90{.pass = Pass::forward,
-                             .refuses = refuses_forward,
-                             .make = make_forward,
-                             .families = forward_families,
-                             .reads_pages = true,
-                             .reads_bytes = true};
+const Candidate forward_sm90{
+    .pass = Pass::forward, .design = design, .families = forward_families, .reads_pages = true, .reads_bytes = true};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{.stem = config.kernel(),

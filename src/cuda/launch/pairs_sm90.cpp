@@ -8,13 +8,9 @@
 
 namespace foveal::cuda {
 
-std::optional<std::string> PairsSm90::refuses(const problem::Problem& p) {
-  const Sm90PairsConfig config = sm90_pairs_config(p);
-  return TileTables::refuses(p, config.block_q, config.block_kv);
-}
-
-PairsSm90::PairsSm90(const problem::Problem& p, const PlannedRead& planned, const driver::DeviceFacts& facts, Workspace& workspace)
-    : problem_(p), config_(sm90_pairs_config(p)) {
+PairsSm90::PairsSm90(const problem::Problem& p, const PlannedRead& planned, const Sm90PairsConfig& config, const driver::DeviceFacts& facts,
+                     Workspace& workspace)
+    : problem_(p), config_(config) {
   const int block_q = config_.block_q, block_kv = config_.block_kv;
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(planned.read)];
   param_ = read.param;
@@ -35,7 +31,7 @@ PairsSm90::PairsSm90(const problem::Problem& p, const PlannedRead& planned, cons
   row_parts_ = parts.parts;
   schedule_ = parts.schedule;
   shared_bytes_ = config_.shared_bytes(p);
-  sources_ = {pairs_sm90_source(p, planned.read, covers_)};
+  sources_ = {pairs_sm90_source(p, config_, planned.read, covers_)};
   if (tables_) sources_.insert(sources_.end(), tables_->sources().begin(), tables_->sources().end());
 }
 
@@ -66,10 +62,9 @@ void PairsSm90::describe(Explanation& e) const {
                           " tasks, ", row_parts_.value, " a row, spilled bytes ", kernel_.image().facts.spill_bytes));
 }
 
-jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool covers) {
+jit::KernelSource pairs_sm90_source(const problem::Problem& p, const Sm90PairsConfig& config, int number, bool covers) {
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
   jit::KernelSource source{.stem = "pairs_sm90", .entry = "pairs_sm90", .constants = sm90_constants(p), .score = {}, .arch = {}};
-  const Sm90PairsConfig config = sm90_pairs_config(p);
   source.score = emit_score(p, {.pairs = true, .tiles = config.tiles, .band = sm90_mask(p).tiles != Sm90Tiles::list});
   source.constants.set("kBlockKv", config.block_kv).set("kConsumers", config.consumers).set("kStages", config.stages);
   source.constants.set("kPairStages", config.pair_stages).set("kTasksAhead", config.tasks_ahead).set("kPairsRead", number);

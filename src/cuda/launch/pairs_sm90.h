@@ -13,10 +13,8 @@ namespace foveal::cuda {
 
 class PairsSm90 {
  public:
-  /// Why no such pass can run a problem, or nothing.
-  static std::optional<std::string> refuses(const problem::Problem& problem);
-
-  PairsSm90(const problem::Problem& problem, const PlannedRead& read, const driver::DeviceFacts& facts, Workspace& workspace);
+  PairsSm90(const problem::Problem& problem, const PlannedRead& read, const Sm90PairsConfig& config, const driver::DeviceFacts& facts,
+            Workspace& workspace);
 
   const std::vector<jit::KernelSource>& sources() const { return sources_; }
   void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source
@@ -43,6 +41,6 @@ class PairsSm90 {
 };
 
 /// covers: see PairsSm90::covers().
-jit::KernelSource pairs_sm90_source(const problem::Problem& problem, int read, bool covers);
+jit::KernelSource pairs_sm90_source(const problem::Problem& problem, const Sm90PairsConfig& config, int read, bool covers);
 
 }  // namespace foveal::cuda

@@ -32,14 +32,14 @@ std::string emit_row_reads(const Problem& p, const std::vector<RowRead>& rows) {
   const Writer writer(p, p.score->backward);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const scoring::TrainableRead& read = read_of(i);
-    const auto param = static_cast<std::size_t>(read.param);
+    const Instr element{.param = read.param, .index = read.index};
     std::vector<ValueId> needed;
     std::string bin;
     for (std::size_t d = 0; d < read.index.size(); ++d) {
       if (!(rows[i].dims >> d & 1)) continue;
       needed.push_back(read.index[d]);
-      const std::string index = writer.index_text(read.index[d], param, d);
-      bin = bin.empty() ? index : base::join("(", bin, ") * ", p.params[param].param.shape()[d], " + ", index);
+      const std::string index = writer.index_text(element, d);
+      bin = bin.empty() ? index : base::join("(", bin, ") * ", p.param(read.param).param.shape()[d], " + ", index);
     }
     bins.push_back(writer.body(needed) + base::join("  return ", bin, ";\n"));
   }
@@ -59,11 +59,11 @@ std::string emit_read_functions(const Problem& p, const Given& given, const std:
       factors.push_back(with_given.body({read.factor}) + base::join("  return ", factor.rest, ";\n"));
       units.push_back(writer.body(factor.uniform_needs) + base::join("  return ", factor.uniform, ";\n"));
       ones.push_back(factor.rest == "1");
+      const Instr element{.param = read.param, .index = read.index};
       std::string body = writer.body(read.index);
-      for (std::size_t d = 0; d < read.index.size(); ++d)
-        body += base::join("  index[", d, "] = ", writer.index_text(read.index[d], static_cast<std::size_t>(read.param), d), ";\n");
+      for (std::size_t d = 0; d < read.index.size(); ++d) body += base::join("  index[", d, "] = ", writer.index_text(element, d), ";\n");
       indices.push_back(body);
-      const std::string bin = writer.element_text({.param = read.param, .index = read.index});
+      const std::string bin = writer.element_text(element);
       const std::size_t number = bins.size();
       bins.push_back(number < bins_of_reads.size() && bins_of_reads[number].copies > 0
                          ? with_given.body(read.index) + base::join("  return ", bin, ";\n")

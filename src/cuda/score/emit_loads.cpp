@@ -77,13 +77,12 @@ std::string emit_tables(const Problem& p, const Program& program, const std::vec
   std::vector<std::string> indices;
   const Writer writer(p, program);
   for (std::size_t t = 0; t < tables.size(); ++t) {
-    const auto param = static_cast<std::size_t>(instr(t).param);
     std::vector<ValueId> needed;
     std::string body;
     for (std::size_t d = 0; d < instr(t).index.size(); ++d) {
       if (is_pair_dimension(program, instr(t).index[d])) continue;
       needed.push_back(instr(t).index[d]);
-      body += base::join("  index[", d, "] = ", writer.index_text(instr(t).index[d], param, d), ";\n");
+      body += base::join("  index[", d, "] = ", writer.index_text(instr(t), d), ";\n");
     }
     indices.push_back(writer.body(needed) + body);
   }
@@ -111,7 +110,7 @@ std::string emit_pair_tiles(const Problem& p, const Program& program, const std:
     for (const int d : dimensions) indices.push_back(index[static_cast<std::size_t>(d)]);
     std::string body = writer.body(indices);
     for (std::size_t d = 0; d < dimensions.size(); ++d)
-      body += base::join("  place[", d, "] = ", writer.index_text(indices[d], tile.param, static_cast<std::size_t>(dimensions[d])), ";\n");
+      body += base::join("  place[", d, "] = ", writer.index_text(program[tile.read], static_cast<std::size_t>(dimensions[d])), ";\n");
     places.push_back(body);
   }
   return text + numbered("template <int i>\nFOVEAL_DEVICE void pair_tile_place(const Position& at, const ScoreArgs& args, int (&place)[4])",

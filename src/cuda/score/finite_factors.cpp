@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cuda/device/layout/agreed.cuh"
-#include "cuda/score/score_writer.h"
+#include "cuda/score/score_forms.h"
 
 namespace foveal::cuda {
 namespace {
@@ -19,7 +19,7 @@ constexpr std::size_t most_keys = 6;  // a warp tests them when it takes new key
 class Degrees {
  public:
   Degrees(const Problem& p, const Program& program, const LineValues& lines)
-      : program_(program), lines_(lines), writer_(p, program, {.lines = lines}), bounds_(bounds_of(program, p)) {}
+      : program_(program), lines_(lines), forms_(p, program, {.lines = lines}) {}
 
   bool stays_finite(ValueId factor) {
     std::vector<ValueId> walk_before = walk, keys_before = keys;
@@ -33,7 +33,7 @@ class Degrees {
  private:
   std::optional<int> degree_of_factor(ValueId factor) {
     int sum = 0;
-    for (const ValueId part : of_walk(factor) ? std::vector{factor} : writer_.varying_factors(factor)) {
+    for (const ValueId part : of_walk(factor) ? std::vector{factor} : forms_.varying_factors(factor)) {
       const auto degree = this->degree(part);
       if (!degree) return {};
       sum += *degree;
@@ -53,7 +53,7 @@ class Degrees {
       add(walk, id);
       return 1;
     }
-    const Interval& bounds = bounds_[id];
+    const Interval& bounds = forms_.bounds(id);
     if (const double size = std::max(std::abs(bounds.low), std::abs(bounds.high)); size <= bounded && !bounds.maybe_nan)
       return size <= small ? 0 : 1;
     if (scoring::varies(program_, id) == Varies::column) {
@@ -79,8 +79,7 @@ class Degrees {
 
   const Program& program_;
   const LineValues& lines_;
-  const Writer writer_;
-  const base::IdVector<Interval> bounds_;
+  const ScoreForms forms_;
 };
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "cuda/device/layout/agreed.cuh"
-#include "cuda/score/score_writer.h"
+#include "cuda/score/score_forms.h"
 #include "score/bounds.h"
 
 namespace foveal::cuda {
@@ -15,7 +15,7 @@ using scoring::TrainableRead;
 
 class Analysis {
  public:
-  explicit Analysis(const Problem& p) : p_(p), program_(p.score->backward), writer_(p, program_), bounds_(bounds_of(program_, p)) {}
+  explicit Analysis(const Problem& p) : p_(p), program_(p.score->backward), forms_(p, program_) {}
 
   GradientStorage storage(std::size_t param) const {
     if (!p_.params[param].gradient.present) return GradientStorage::none;
@@ -77,7 +77,7 @@ class Analysis {
   bool of_score(ValueId value) const { return program_.depends_on(value, scoring::depends_score); }
 
   std::int64_t size(const TrainableRead& read, std::size_t dimension) const { return p_.param(read.param).param.shape()[dimension]; }
-  const Interval& bounds(const TrainableRead& read, std::size_t dimension) const { return bounds_[read.index[dimension]]; }
+  const Interval& bounds(const TrainableRead& read, std::size_t dimension) const { return forms_.bounds(read.index[dimension]); }
 
   /// No index is clamped, so that different pairs touch different elements.
   bool stays_inside(const TrainableRead& read) const {
@@ -98,7 +98,7 @@ class Analysis {
     }
     for (std::size_t d = 0; d < read.index.size(); ++d) {
       for (const Op position : {Op::q_idx, Op::kv_idx}) {
-        if (has(position) || !inside(d) || !writer_.steps_with(read.index[d], position)) continue;
+        if (has(position) || !inside(d) || !forms_.steps_with(read.index[d], position)) continue;
         own.push_back(position);
         return own;  // a second one might cancel it
       }
@@ -143,11 +143,11 @@ class Analysis {
     const auto needed = scoring::ancestors(program_, read.index);
     for (ValueId id = 0; id < needed.size(); ++id)
       if (needed[id] && program_[id].op == Op::read) return false;
-    return writer_.element_by_lines({.param = read.param, .index = read.index}).has_value();
+    return forms_.is_element_of_lines({.param = read.param, .index = read.index});
   }
 
   bool follows_from_dk(const TrainableRead& read) const {
-    if (read.reduction != Reduction::uniform || !writer_.is_scaled_score(read.factor)) return false;
+    if (read.reduction != Reduction::uniform || !forms_.is_scaled_score(read.factor)) return false;
     const bool grouped = p_.heads_q != p_.heads_kv;  // dk is the sum over a group of query heads
     const auto differs = [&](ValueId value) {
       return is_pair_dimension(program_, value) || (grouped && program_.depends_on(value, scoring::depends_head));
@@ -158,8 +158,7 @@ class Analysis {
 
   const Problem& p_;
   const Program& program_;
-  const Writer writer_;
-  const base::IdVector<Interval> bounds_;
+  const ScoreForms forms_;
 };
 
 }  // namespace

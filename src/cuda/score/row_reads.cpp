@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cuda/score/score_writer.h"
+#include "cuda/score/score_forms.h"
 #include "score/bounds.h"
 #include "score/column_forms.h"
 

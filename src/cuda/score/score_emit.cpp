@@ -56,12 +56,13 @@ struct Offsets {
         columns(ahead.offset_columns),
         table_units(ahead.tables.size(), "  return 1;\n"),
         table_is_scaled(ahead.tables.size(), false) {
-    const auto sum = writer.sum_with_score(result);
+    const auto sum = writer.forms().sum_with_score(result);
     if (!sum) return;
     in_scores = first || columns || (ahead.raw_offsets && sum->is_long && sum->gain_is_plain);
     if (sum->is_long && !in_scores) return;
-    gain = writer.body(sum->gain.uniform_needs) + base::join("  return ", sum->gain.uniform, ";\n");
-    for (const Writer::ScoreSum::Offset& offset : sum->offsets) add(writer, offset, sum->gain.uniform, ahead);
+    const Writer::Hoisted of_score = writer.gain_of(*sum);
+    gain = writer.body(of_score.uniform_needs) + base::join("  return ", of_score.uniform, ";\n");
+    for (const ScoreSum::Offset& offset : sum->offsets) add(writer, offset, of_score.uniform, ahead);
   }
   explicit Offsets(const Ahead& ahead) : table_units(ahead.tables.size(), "  return 1;\n"), table_is_scaled(ahead.tables.size(), false) {}
 
@@ -85,21 +86,22 @@ struct Offsets {
   }
 
  private:
-  void add(const Writer& writer, const Writer::ScoreSum::Offset& offset, const std::string& of_gain, const Ahead& ahead) {
-    const std::string unit = in_scores ? base::join("(", offset.term.uniform, ") / (", of_gain, ")") : offset.term.uniform;
-    units.push_back(writer.body(offset.term.uniform_needs) + base::join("  return ", unit, ";\n"));
+  void add(const Writer& writer, const ScoreSum::Offset& offset, const std::string& of_gain, const Ahead& ahead) {
+    const auto [term, row] = writer.offset_of(offset);
+    const std::string unit = in_scores ? base::join("(", term.uniform, ") / (", of_gain, ")") : term.uniform;
+    units.push_back(writer.body(term.uniform_needs) + base::join("  return ", unit, ";\n"));
     bool scaled = false;
     for (std::size_t t = 0; t < ahead.tables.size() && first; ++t) {
-      if (!offset.term.uniform_needs.empty() || writer.varying_factors(offset.value) != std::vector{ahead.tables[t].read}) continue;
+      if (!term.uniform_needs.empty() || writer.forms().varying_factors(offset.value) != std::vector{ahead.tables[t].read}) continue;
       table_units[t] = units.back();
       scaled = table_is_scaled[t] = true;
     }
     is_scaled.push_back(scaled);
     const auto& values = ahead.lines.walk;
     walk.push_back(static_cast<std::size_t>(std::find(values.begin(), values.end(), offset.column) - values.begin()));
-    in_units.push_back(writer.body({offset.value}) + base::join("  return ", offset.term.rest, ";\n"));
-    rows.push_back(writer.body({offset.value}) + base::join("  return ", offset.row, ";\n"));
-    has_row.push_back(offset.row != "1");
+    in_units.push_back(writer.body({offset.value}) + base::join("  return ", term.rest, ";\n"));
+    rows.push_back(writer.body({offset.value}) + base::join("  return ", row, ";\n"));
+    has_row.push_back(offset.has_row());
   }
 };
 
@@ -114,7 +116,7 @@ int pairs_in_part(const Problem& p, const Given& given, const Ahead& ahead) {
     outputs = {score.modified, score.dscore};
     for (const scoring::TrainableRead& read : score.reads) outputs.push_back(read.factor);
   }
-  const int instructions = Writer(p, program_of(p), given).instructions_for(outputs);
+  const int instructions = ScoreForms(p, program_of(p), given).instructions_for(outputs);
   constexpr int most_unrolled = 40, most_in_part = 2000;  // to move registers to where their part is takes four for each pair
   return instructions <= most_unrolled ? 0 : 16 * instructions <= most_in_part ? 16 : 8 * instructions <= most_in_part ? 8 : 4;
 }
@@ -142,7 +144,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   if (ahead.pairs && in_part == 0) pair_reads = find_pair_reads(p, program, elsewhere);
   for (const PairRead& read : pair_reads) given.pair_reads.push_back(read.read);
   const bool uniform = !(ahead.several_heads && score_depends_on_head(p));
-  if (ahead.tanh && uniform) given.tanh = Writer(p, program).tanh_of_score();
+  if (ahead.tanh && uniform) given.tanh = ScoreForms(p, program).tanh_of_score();
 
   std::string modified = "  return score.raw;\n", unit = "  return score.scale;\n", slope = "  return 1;\n", slope_unit = "  return 1;\n",
               keep = "  return true;\n", sink = "  return 0;\n", times = "  return 1;\n";

@@ -1,13 +1,28 @@
 #include "cuda/score/score_facts.h"
 
 #include <algorithm>
+#include <span>
 
-#include "cuda/score/score_writer.h"
+#include "cuda/score/score_forms.h"
+#include "score/bounds.h"
 #include "score/discrete.h"
+#include "score/evaluate.h"
 #include "score/op_table.h"
 
 namespace foveal::cuda {
 namespace {
+
+/// What the type of a parameter's tensor says about its values.
+class TypeRanges : public scoring::ReadRanges {
+ public:
+  explicit TypeRanges(const Problem& problem) : problem_(problem) {}
+  Interval range(std::int32_t param, std::span<const Interval>) const override {
+    return scoring::range_of(problem_.param(param).tensor.dtype);
+  }
+
+ private:
+  const Problem& problem_;
+};
 
 bool result_depends_on_head(const Program& program) { return program.depends_on(program.outputs[0], scoring::depends_head); }
 
@@ -18,6 +33,10 @@ bool is_pair_read(const Program& program, ValueId id) {
 }
 
 }  // namespace
+
+base::IdVector<Interval> bounds_of(const Program& program, const Problem& p) {
+  return scoring::evaluate(program, problem::box_of(p), TypeRanges(p));
+}
 
 bool evaluates_special_functions(const Problem& p) {
   const Program& program = p.score->forward;
@@ -63,23 +82,23 @@ bool sequences_share_pairs(const Problem& p) { return p.batch > 1 && reads_pairs
 
 std::vector<PairTile> find_pair_tiles(const Problem& p) {
   const Program& program = program_of(p);
-  const Writer writer(p, program);
+  const ScoreForms forms(p, program);
   std::vector<PairTile> tiles;
   for (ValueId id = 0; id < program.size() && tiles.size() < max_pair_tiles; ++id)
-    if (auto tile = writer.tile_of(id, {})) tiles.push_back(*std::move(tile));
+    if (auto tile = forms.tile_of(id, {})) tiles.push_back(*std::move(tile));
   return tiles;
 }
 
 std::vector<PairTile> find_transposed_pair_tiles(const Problem& p) {
   const Program& program = program_of(p);
-  const Writer writer(p, program);
-  const auto forms = scoring::column_forms(program, p.attention.kv_offset);
+  const ScoreForms forms(p, program);
+  const auto columns = scoring::column_forms(program, p.attention.kv_offset);
   std::vector<PairTile> tiles;
   for (ValueId id = 0; id < program.size() && tiles.size() < max_pair_tiles; ++id) {
-    auto tile = writer.tile_of(id, {.transposed = true});
-    if (!tile) tile = writer.tile_of(id, {.transposed = true, .stairs = true});
+    auto tile = forms.tile_of(id, {.transposed = true});
+    if (!tile) tile = forms.tile_of(id, {.transposed = true, .stairs = true});
     if (!tile) continue;
-    const scoring::ColumnForm& form = forms[program[id].index[static_cast<std::size_t>(tile->column)]];
+    const scoring::ColumnForm& form = columns[program[id].index[static_cast<std::size_t>(tile->column)]];
     if (tile->wraps && form.repeats) tile->keys = scoring::ColumnForm::period;
     tile->same = tile->stairs && form.run >= 16;
     tiles.push_back(*std::move(tile));
@@ -124,13 +143,13 @@ std::vector<ReadTable> find_read_tables(const Problem& p, const std::vector<Pair
 bool is_softcap(const Problem& p) {
   if (!p.has_score_mod()) return false;
   Given given;
-  given.tanh = Writer(p, p.score->forward).tanh_of_score();
-  return Writer(p, p.score->forward, given).is_softcap(p.score->forward.outputs[0]);
+  given.tanh = ScoreForms(p, p.score->forward).tanh_of_score();
+  return ScoreForms(p, p.score->forward, given).is_softcap(p.score->forward.outputs[0]);
 }
 
 bool is_sum(const Problem& p) {
   if (p.pass != Pass::forward || !p.has_score_mod()) return false;
-  const auto sum = Writer(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]);
+  const auto sum = ScoreForms(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]);
   return sum && !sum->is_long;
 }
 
@@ -151,7 +170,7 @@ bool offsets_come_first(const Problem& p, const std::vector<PairTile>& tiles, co
     const bool of_pairs = is_read(id) && scoring::varies(program, id) == Varies::pair;
     if (of_pairs && std::none_of(tiles.begin(), tiles.end(), is) && std::none_of(tables.begin(), tables.end(), is)) return false;
   }
-  const auto sum = Writer(p, program).sum_with_score(program.outputs[0]);
+  const auto sum = ScoreForms(p, program).sum_with_score(program.outputs[0]);
   return sum && sum->gain_is_plain;
 }
 
@@ -159,7 +178,7 @@ int offsets_as_columns(const Problem& p, const LineValues& lines) {
   constexpr std::size_t least = 2,
                         most = 5;  // one costs less as an instruction; more take as much of the tensor cores as half of head dim 64
   if (p.pass != Pass::forward || !p.has_score_mod()) return 0;
-  const auto sum = Writer(p, p.score->forward, {.lines = lines}).sum_with_score(p.score->forward.outputs[0]);
+  const auto sum = ScoreForms(p, p.score->forward, {.lines = lines}).sum_with_score(p.score->forward.outputs[0]);
   if (!sum || !sum->gain_is_plain || sum->offsets.size() < least || sum->offsets.size() > most) return 0;
   for (const auto& offset : sum->offsets)
     if (std::find(lines.walk.begin(), lines.walk.end(), offset.column) == lines.walk.end()) return 0;
@@ -168,9 +187,9 @@ int offsets_as_columns(const Problem& p, const LineValues& lines) {
 
 base::IdVector<char> affine_values(const Problem& p) {
   const Program& program = program_of(p);
-  const Writer writer(p, program);
+  const ScoreForms forms(p, program);
   base::IdVector<char> affine;
-  for (ValueId id = 0; id < program.size(); ++id) affine.add(writer.is_affine(id));
+  for (ValueId id = 0; id < program.size(); ++id) affine.add(forms.is_affine(id));
   return affine;
 }
 
@@ -202,7 +221,9 @@ bool slope_has_unit(const Problem& p) {
   if (!p.has_score_mod() || p.pass != Pass::backward) return false;
   const Instr& slope = p.score->backward[p.score->dscore];
   if (slope.op == Op::real_const && slope.real == 1) return false;
-  return Writer(p, program_of(p)).hoist_from_slope(p.score->dscore).uniform != "1";
+  const ScoreForms forms(p, program_of(p));
+  const auto hoisted = forms.hoisted_slope(p.score->dscore);
+  return hoisted && forms.has_uniform_factor(*hoisted);
 }
 bool score_depends_on_head(const Problem& p) { return p.has_score_mod() && result_depends_on_head(p.score->forward); }
 bool mask_depends_on_head(const Problem& p) { return p.has_mask() && result_depends_on_head(p.score->mask); }

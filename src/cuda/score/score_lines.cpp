@@ -5,7 +5,7 @@
 
 #include "cuda/score/finite_factors.h"
 #include "cuda/score/score_facts.h"
-#include "cuda/score/score_writer.h"
+#include "cuda/score/score_forms.h"
 #include "score/varies.h"
 
 namespace foveal::cuda {
@@ -74,8 +74,8 @@ std::vector<ValueId> find_long_row_values(const problem::Problem& p) {
   constexpr int fewest = 20;  // instructions
   std::vector<ValueId> values = find_row_values(p);
   if (!values.empty()) {
-    const Writer writer(p, p.score->forward);
-    values.erase(std::remove_if(values.begin(), values.end(), [&](ValueId id) { return writer.instructions_for({id}) < fewest; }),
+    const ScoreForms forms(p, p.score->forward);
+    values.erase(std::remove_if(values.begin(), values.end(), [&](ValueId id) { return forms.instructions_for({id}) < fewest; }),
                  values.end());
   }
   return values;

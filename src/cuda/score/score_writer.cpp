@@ -15,18 +15,6 @@
 namespace foveal::cuda {
 namespace {
 
-/// What the type of a parameter's tensor says about its values.
-class TypeRanges : public scoring::ReadRanges {
- public:
-  explicit TypeRanges(const Problem& problem) : problem_(problem) {}
-  Interval range(std::int32_t param, std::span<const Interval>) const override {
-    return scoring::range_of(problem_.param(param).tensor.dtype);
-  }
-
- private:
-  const Problem& problem_;
-};
-
 /// Independent of the locale.
 std::string number_text(double x) {
   if (x == 0 && std::signbit(x)) return "-0.0";  // -0 would be an integer without a sign
@@ -45,29 +33,14 @@ const char* device_type(DType dtype) {
   return names[static_cast<std::size_t>(dtype)];
 }
 
-base::IdVector<Interval> bounds_of(const Program& program, const Problem& p) {
-  return scoring::evaluate(program, problem::box_of(p), TypeRanges(p));
-}
-
-Writer::Writer(const Problem& problem, const Program& program, const Given& given)
-    : problem_(problem),
-      program_(program),
-      given_(given),
-      bounds_(bounds_of(program, problem)),
-      linear_(scoring::linear_forms(program)),
-      forms_(scoring::column_forms(program, problem.attention.kv_offset)),
-      decides_(scoring::deciding_reals(program, false)),
-      doubles_(double_values(problem, program)),
-      regroups_(size_of(problem.dtype) == 2) {}
-
 std::string Writer::body(const std::vector<ValueId>& outputs) const {
-  const auto needed = scoring::ancestors(program_, outputs, [this](ValueId id) { return given_text(id).empty(); });
+  const auto needed = forms_.needed_for(outputs);
   std::string text;
   for (ValueId id = 0; id < needed.size(); ++id) {
     if (!needed[id]) continue;
     std::string value = given_text(id);
     if (value.empty()) value = value_text(id);
-    if (doubles_[id]) {
+    if (forms_.is_double(id)) {
       text += base::join("  const double w", id, " = ", value, ";\n");
       value = base::join("real(w", id, ")");
     }
@@ -76,40 +49,27 @@ std::string Writer::body(const std::vector<ValueId>& outputs) const {
   return text;
 }
 
-int Writer::instructions_for(const std::vector<ValueId>& outputs) const {
-  const auto needed = scoring::ancestors(program_, outputs, [this](ValueId id) { return given_text(id).empty(); });
-  int count = 0;
-  for (ValueId id = 0; id < needed.size(); ++id)
-    if (needed[id] && given_text(id).empty() && program_[id].type == Type::real && !is_uniform(id))
-      count += scoring::row(program_[id].op).gpu.instructions;
-  return count;
-}
-
 std::string Writer::given_text(ValueId id) const {
   const auto find = [&](const char* name, const std::vector<ValueId>& values) {
     const auto found = std::find(values.begin(), values.end(), id);
     return found == values.end() ? std::string() : base::join("at.", name, "[", found - values.begin(), "]");
   };
-  for (const auto& [name, values] : {std::pair{"walk", &given_.lines.walk},
-                                     {"diagonal", &given_.lines.diagonal},
-                                     {"row", &given_.rows},
-                                     {"loaded", &given_.pair_reads},
-                                     {"tiled", &given_.tiled}})
+  for (const auto& [name, values] : {std::pair{"walk", &forms_.given().lines.walk},
+                                     {"diagonal", &forms_.given().lines.diagonal},
+                                     {"row", &forms_.given().rows},
+                                     {"loaded", &forms_.given().pair_reads},
+                                     {"tiled", &forms_.given().tiled}})
     if (std::string text = find(name, *values); !text.empty())
-      return program_[id].type == Type::integer ? base::join("__float_as_int(", text, ")") : text;
-  return given_.tanh == id ? "at.tanh" : "";
+      return program()[id].type == Type::integer ? base::join("__float_as_int(", text, ")") : text;
+  return forms_.given().tanh == id ? "at.tanh" : "";
 }
 
-bool Writer::is_uniform(ValueId id) const { return scoring::varies(program_, id) == Varies::uniform; }
-
-bool Writer::is_wide(ValueId id) const { return program_[id].type == Type::integer && !scoring::fits_32_bits(bounds_[id]); }
-
 const char* Writer::type_text(ValueId id) const {
-  switch (program_[id].type) {
+  switch (program()[id].type) {
     case Type::boolean:
       return "bool";
     case Type::integer:
-      return is_wide(id) ? "i64" : "int";
+      return forms_.is_wide(id) ? "i64" : "int";
     case Type::real:
       return "real";
   }
@@ -118,10 +78,10 @@ const char* Writer::type_text(ValueId id) const {
 
 std::optional<std::size_t> Writer::number_of(double x) const {
   constexpr double cheap[] = {0, 0.5, 1, 2};  // as literals
-  if (!problem_.numbers || !regroups_ || std::find(std::begin(cheap), std::end(cheap), std::abs(x)) != std::end(cheap)) return {};
+  if (!problem().numbers || !forms_.regroups() || std::find(std::begin(cheap), std::end(cheap), std::abs(x)) != std::end(cheap)) return {};
   const auto number = static_cast<float>(x);
   if (!std::isnormal(number)) return {};
-  std::vector<float>& numbers = *problem_.numbers;
+  std::vector<float>& numbers = *problem().numbers;
   const auto found = std::find(numbers.begin(), numbers.end(), number);
   const auto place = static_cast<std::size_t>(found - numbers.begin());
   if (found != numbers.end()) return place;
@@ -131,8 +91,8 @@ std::optional<std::size_t> Writer::number_of(double x) const {
 }
 
 bool Writer::must_be_literal(ValueId constant) const {
-  return decides_[constant] || std::any_of(program_.code.begin(), program_.code.end(),
-                                           [&](const Instr& instr) { return instr.op == Op::pow && instr.arg[1] == constant; });
+  return forms_.decides(constant) || std::any_of(program().code.begin(), program().code.end(),
+                                                 [&](const Instr& instr) { return instr.op == Op::pow && instr.arg[1] == constant; });
 }
 
 std::string Writer::real_text(double x) const {
@@ -142,43 +102,43 @@ std::string Writer::real_text(double x) const {
   return literal(x);
 }
 
+std::string Writer::table_read_text(const Instr& instr, std::size_t table) const {
+  const int bytes = 4 * forms_.given().tables[table].copies;
+  const auto element = element_by_lines(instr, true);
+  if (!element) return base::join("load_table(at.table[", table, "], ", bytes, " * (", element_text(instr, true), "))");
+  const auto load = [&](const std::string& row, const std::string& column) {
+    return base::join("load_table(fv_kept(at.table[", table, "] + ", bytes, " * (", row, ")), ", column, ")");
+  };
+  const std::string text = load(element->row, base::join("fv_kept(", bytes, " * (", element->column, "))"));
+  const auto& steps = element->steps;
+  if (!steps) return text;
+  std::string blocks;
+  for (const std::int64_t block : steps->blocks) blocks += base::join(", ", block);
+  return base::join("(fv_steps_apart(at.key_block", blocks, ") ? ",
+                    load(base::join(element->row, " + ", steps->origin), base::join(bytes, " * (", steps->step, ")")), " : ", text, ")");
+}
+
 std::string Writer::read_text(ValueId id) const {
-  const Instr& instr = program_[id];
-  const auto param = static_cast<std::size_t>(instr.param);
-  for (std::size_t t = 0; t < given_.tables.size(); ++t)
-    if (&program_[given_.tables[t].read] == &instr) {
-      const int bytes = 4 * given_.tables[t].copies;
-      const auto element = element_by_lines(instr, true);
-      if (!element) return base::join("load_table(at.table[", t, "], ", bytes, " * (", element_text(instr, true), "))");
-      const auto load = [&](const std::string& row, const std::string& column) {
-        return base::join("load_table(fv_kept(at.table[", t, "] + ", bytes, " * (", row, ")), ", column, ")");
-      };
-      std::string text = load(element->row, base::join("fv_kept(", bytes, " * (", element->column, "))"));
-      if (const auto& steps = element->steps) {
-        std::string blocks;
-        for (const std::int64_t block : steps->blocks) blocks += base::join(", ", block);
-        text =
-            base::join("(fv_steps_apart(at.key_block", blocks, ") ? ",
-                       load(base::join(element->row, " + ", steps->origin), base::join(bytes, " * (", steps->step, ")")), " : ", text, ")");
-      }
-      return text;
-    }
-  const char* load = instr.type == Type::real && !doubles_[id] ? "fv_load" : "fv_load_exact";
-  const std::string text =
-      base::join(load, "<", device_type(problem_.params[param].tensor.dtype), ">(args.param[", param, "].data, ", offset_text(instr), ")");
+  const Instr& instr = program()[id];
+  const std::vector<ReadTable>& tables = forms_.given().tables;
+  const auto table = std::find_if(tables.begin(), tables.end(), [&](const ReadTable& known) { return known.read == id; });
+  if (table != tables.end()) return table_read_text(instr, static_cast<std::size_t>(table - tables.begin()));
+  const char* load = instr.type == Type::real && !forms_.is_double(id) ? "fv_load" : "fv_load_exact";
+  const std::string text = base::join(load, "<", device_type(problem().param(instr.param).tensor.dtype), ">(args.param[", instr.param,
+                                      "].data, ", offset_text(instr), ")");
   return instr.type == Type::boolean ? base::join(text, " != 0") : text;
 }
 
 std::string Writer::value_text(ValueId id) const {
-  const Instr& instr = program_[id];
-  if (is_in_double(id) && instr.op != Op::read && instr.op != Op::to_integer) return operation_text(id);
+  const Instr& instr = program()[id];
+  if (forms_.is_in_double(id) && instr.op != Op::read && instr.op != Op::to_integer) return operation_text(id);
   switch (instr.op) {
     case Op::real_const:
       return std::isfinite(instr.real) && must_be_literal(id) ? literal(instr.real) : real_text(instr.real);
     case Op::integer_const:
       if (instr.integer == std::numeric_limits<std::int64_t>::min())
         return "(-9223372036854775807ll - 1)";  // its digits are too large for C
-      return base::join(is_wide(id) ? "i64(" : "int(", instr.integer, is_wide(id) ? "ll)" : ")");
+      return base::join(forms_.is_wide(id) ? "i64(" : "int(", instr.integer, forms_.is_wide(id) ? "ll)" : ")");
     case Op::boolean_const:
       return instr.integer ? "true" : "false";
     case Op::score:
@@ -198,25 +158,31 @@ std::string Writer::value_text(ValueId id) const {
     case Op::read:
       return read_text(id);
     case Op::to_real:
-      if (!is_small_integer(instr.arg[0])) return base::join("real(v", instr.arg[0], ")");
-      if (const auto sum = sum_of_places(instr.arg[0]))
-        return base::join("(fv_small_integer(", sum->origin, ") + fv_small_integer(", sum->step, "))");
+      if (!forms_.is_small_integer(instr.arg[0])) return base::join("real(v", instr.arg[0], ")");
+      if (const auto sum = forms_.sum_of_places(instr.arg[0])) {
+        const auto [origin, step] = places_text(*sum);
+        return base::join("(fv_small_integer(", origin, ") + fv_small_integer(", step, "))");
+      }
       return base::join("fv_small_integer(v", instr.arg[0], ")");
     case Op::to_integer:
-      if (is_wide(id)) return base::join("i64(", is_in_double(id) ? double_text(instr.arg[0]) : base::join("v", instr.arg[0]), ")");
+      if (forms_.is_wide(id))
+        return base::join("i64(", forms_.is_in_double(id) ? double_text(instr.arg[0]) : base::join("v", instr.arg[0]), ")");
       return operation_text(id);
     case Op::add:
     case Op::sub:
-      if (const auto sum = sum_of_lines(id)) return text_of(*sum);
-      if (const auto sum = sum_of_places(id)) return base::join("(", sum->origin, " + (", sum->step, "))");
+      if (const auto sum = forms_.sum_of_lines(id)) return text_of(lines_text(id, *sum));
+      if (const auto sum = forms_.sum_of_places(id)) {
+        const auto [origin, step] = places_text(*sum);
+        return base::join("(", origin, " + (", step, "))");
+      }
       return operation_text(id);
     case Op::mul:
     case Op::div:
     case Op::neg:
-      if (const Product product = product_of(id); product.rest != std::vector{id}) return product_text(product);
+      if (const Product product = forms_.product_of(id); product.rest != std::vector{id}) return product_text(product);
       return operation_text(id);
     case Op::pow: {  // products are as exact as their factors, and exact for small integers; squares are products already
-      const Instr& exponent = program_[instr.arg[1]];
+      const Instr& exponent = program()[instr.arg[1]];
       const std::string x = base::join("v", instr.arg[0]), square = base::join("(", x, " * ", x, ")");
       if (exponent.op == Op::real_const && exponent.real == 3) return base::join("(", square, " * ", x, ")");
       if (exponent.op == Op::real_const && exponent.real == 4) return base::join("(", square, " * ", square, ")");
@@ -225,8 +191,8 @@ std::string Writer::value_text(ValueId id) const {
     case Op::exp:
     case Op::sigmoid:
     case Op::tanh:
-      if (regroups_ && !decides_[id] && !is_uniform(id)) {
-        const auto [rest, factor] = rest_and_factor(product_of(instr.arg[0]));
+      if (forms_.regroups() && !forms_.decides(id) && !forms_.is_uniform(id)) {
+        const auto [rest, factor] = rest_and_factor(forms_.product_of(instr.arg[0]));
         if (!factor.empty()) return base::join("fv_", scoring::row(instr.op).text, "(", rest, ", ", factor, ")");
       }
       return operation_text(id);
@@ -235,37 +201,30 @@ std::string Writer::value_text(ValueId id) const {
   }
 }
 
-bool Writer::is_in_double(ValueId id) const {
-  const Instr& instr = program_[id];
-  if (doubles_[id]) return true;
-  const auto is_double = [&](ValueId arg) { return arg >= 0 && doubles_[arg]; };
-  return instr.op != Op::read && scoring::is_discrete(instr.op, instr.type, Type::real) &&
-         std::any_of(instr.arg.begin(), instr.arg.end(), is_double);
-}
-
 std::string Writer::double_text(ValueId arg) const {
-  const Instr& instr = program_[arg];
-  if (doubles_[arg]) return base::join("w", arg);
+  const Instr& instr = program()[arg];
+  if (forms_.is_double(arg)) return base::join("w", arg);
   if (instr.op == Op::real_const && std::isfinite(instr.real)) return base::join("double(", number_text(instr.real), ")");
   return base::join("double(v", instr.op == Op::to_real ? instr.arg[0] : arg, ")");
 }
 
 std::string Writer::operation_text(ValueId id) const {
-  const Instr& instr = program_[id];
+  const Instr& instr = program()[id];
   if ((instr.op == Op::floor_div || instr.op == Op::mod) && instr.type == Type::integer) {
-    const Interval &a = bounds_[instr.arg[0]], &b = bounds_[instr.arg[1]];
+    const Interval &a = forms_.bounds(instr.arg[0]), &b = forms_.bounds(instr.arg[1]);
     if (a.low >= 0 && b.low > 0 && scoring::fits_32_bits(a) &&
         scoring::fits_32_bits(b))  // one instruction for a power of two, three for others
       return base::join("int(u32(v", instr.arg[0], instr.op == Op::mod ? ") % u32(v" : ") / u32(v", instr.arg[1], "))");
   }
   const scoring::OpRow& row = scoring::row(instr.op);
   const int first = row.arity == 3 ? 1 : 0;  // a select's condition has no say
-  const Type operands = program_[instr.arg[static_cast<std::size_t>(first)]].type;
+  const Type operands = program()[instr.arg[static_cast<std::size_t>(first)]].type;
   const std::string_view form = operands == Type::real && !row.cuda_real.empty() ? row.cuda_real : row.cuda_integer;
   if (form.empty()) base::fail(ErrorCode::compile_failed, "operation ", row.text, " has no CUDA form for ", to_string(operands));
-  bool wide = is_wide(id);
-  for (int a = first; a < row.arity; ++a) wide = wide || is_wide(instr.arg[static_cast<std::size_t>(a)]);
-  const bool in_double = is_in_double(id), exact = decides_[id] && row.gpu.approximate && !in_double;  // of two functions of float
+  bool wide = forms_.is_wide(id);
+  for (int a = first; a < row.arity; ++a) wide = wide || forms_.is_wide(instr.arg[static_cast<std::size_t>(a)]);
+  const bool in_double = forms_.is_in_double(id),
+             exact = forms_.decides(id) && row.gpu.approximate && !in_double;  // of two functions of float
   std::string text;
   for (std::size_t c = 0; c < form.size(); ++c) {
     if (form[c] != '$') {
@@ -275,11 +234,11 @@ std::string Writer::operation_text(ValueId id) const {
     }
     const int which = form[++c] - '0';
     const ValueId arg = instr.arg[static_cast<std::size_t>(which)];
-    if (in_double && program_[arg].type == Type::real) {
+    if (in_double && program()[arg].type == Type::real) {
       text += double_text(arg);
       continue;
     }
-    const bool widen = wide && which >= first && program_[arg].type == Type::integer && !is_wide(arg);
+    const bool widen = wide && which >= first && program()[arg].type == Type::integer && !forms_.is_wide(arg);
     text += widen ? base::join("i64(v", arg, ")") : base::join("v", arg);
   }
   return text;

@@ -29,13 +29,12 @@ bool serves_pairs(const problem::Problem& p, int number) {
 
 /// Do the Hopper kernels sum all gradients of parameters but those added later? collect: collect_sm90, if it fits.
 bool hopper_collects(const problem::Problem& p, const ReadPlan& plan, bool has_terms, const std::optional<Sm90CollectConfig>& collect) {
-  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  const bool wide = sm90_backward_variant(p).is_wide;
   if (plan.count([](const PlannedRead& read) { return !read.has_own_kernel(); }) == 0) return false;
-  if (dim > 128 && !has_terms) return true;
+  if (wide && !has_terms) return true;
   if (plan.count([](const PlannedRead& read) { return read.facts.index_of_score; }) > 0) return false;
   if (plan.early() > ReadLimits::early) return false;
-  if (dim > 128) return collect.has_value();
-  return plan.staged().fit(dim);
+  return wide ? collect.has_value() : plan.staged().fit(std::max(p.head_dim, p.head_dim_v));
 }
 
 void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& planned) {
@@ -43,7 +42,7 @@ void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& pla
   const auto is = [&](Collector collector, const char* kernel, std::string why) {
     planned.collector = collector, planned.kernel = kernel, planned.why = std::move(why);
   };
-  const char* const backward = sm90_backward_kernel(p);
+  const char* const backward = sm90_backward_variant(p).kernel;
   const char* const kernel = plan.collect ? "collect_sm90" : backward;
   const char* const kind = to_string(facts.kind);
   if (planned.collector == Collector::rows) return;  // already
@@ -131,10 +130,11 @@ ReadPlan sm90_read_plan(const problem::Problem& p) {
   ReadPlan plan{.storage = gradient_storage(p), .reads = walked_reads(p)};
   plan_rows(p, plan);
   const bool has_terms = plan.count([](const PlannedRead& read) { return read.has_terms(); }) > 0;
-  if (p.head_dim > 128 && has_terms) plan.collect = sm90_collect_config(p, plan);
+  if (sm90_backward_variant(p).is_wide && has_terms) plan.collect = sm90_collect_config(p, plan);
   plan.hopper = hopper_collects(p, plan, has_terms, plan.collect);
   if (!plan.hopper) plan.collect.reset();
   for (PlannedRead& read : plan.reads) plan_sm90(p, plan, read);
+  if (!plan.of(Collector::pairs).empty()) plan.pairs = sm90_pairs_config(p);
   if (plan.collect) {
     plan.place(plan.collect->bins);
     plan.collect->reads = plan.reads;

@@ -16,6 +16,7 @@ struct ReadPlan {
   std::vector<PlannedRead> reads;
   bool hopper = false;                         ///< Hopper kernels sum all reads but those added later
   std::optional<Sm90RowsConfig> rows{};        ///< of rows_sm90, where there are tables per query
+  std::optional<Sm90PairsConfig> pairs{};      ///< of pairs_sm90, where gradients have an element for each pair that several share
   std::optional<Sm90CollectConfig> collect{};  ///< of collect_sm90, where the backward kernel has no registers for per-pair terms
 
   /// The numbers of the reads that a collector sums.

@@ -6,8 +6,8 @@
 
 #include "base/check.h"
 #include "base/divide.h"
-#include "cuda/score/score_writer.h"
 #include "cuda/tune/read_plan.h"
+#include "score/column_forms.h"
 
 namespace foveal::cuda {
 namespace {
@@ -197,7 +197,11 @@ void Sm90BackwardConfig::set(jit::Constants& constants) const {
       .set("kConsumerRegisters", sm90_consumer_registers(producer_registers));
 }
 
-const char* sm90_backward_kernel(const problem::Problem& p) { return p.head_dim > 128 ? "backward_wide_sm90" : "backward_sm90"; }
+const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& p) {
+  static constexpr Sm90BackwardVariant narrow{.kernel = "backward_sm90", .block_kv = 128, .max_head_dim_v = 128, .is_wide = false},
+      wide{.kernel = "backward_wide_sm90", .block_kv = 64, .max_head_dim_v = sm90_max_head_dim, .is_wide = true};
+  return p.head_dim > 128 ? wide : narrow;
+}
 
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p, const ReadPlan& plan) {
   for (const int stages : {2, 1}) {
@@ -310,7 +314,7 @@ std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p, bool collects) 
   const auto wide = [](const PairTile& tile) { return tile.element_bytes > 2 && !tile.stairs && tile.keys == 0; };
   if (tiles.size() > 1) std::erase_if(tiles, wide);  // shared memory has no room for these beside others
   if (collects) {
-    std::vector<ValueId> terms{p.score->dscore};
+    std::vector<scoring::ValueId> terms{p.score->dscore};
     for (const scoring::TrainableRead& read : p.score->reads) {
       terms.push_back(read.factor);
       terms.insert(terms.end(), read.index.begin(), read.index.end());

@@ -152,8 +152,16 @@ device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles,
 /// How `room` bytes of shared memory are divided among scatters: all elements of one with some copies, a window of them, or none.
 std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);
 
-/// The backward kernel for the problem's head dims.
-const char* sm90_backward_kernel(const problem::Problem& problem);
+/// The backward kernels. Above head dim 128 a cluster of two CTAs shares a task, whose registers and shared memory are full: terms of pairs
+/// are then summed by a kernel of their own (sm90_collect_config).
+struct Sm90BackwardVariant {
+  const char* kernel;
+  int block_kv;                 ///< Sm90BackwardConfig::block_kv
+  std::int64_t max_head_dim_v;  ///< beside its head dims
+  bool is_wide;                 ///< has no registers for terms of pairs
+};
+/// The one for the problem's head dims.
+const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& problem);
 /// The kernel that sums gradients of parameters after a backward kernel without registers for
 /// per-pair terms; nothing where it does not fit.
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& problem, const ReadPlan& plan);
