@@ -53,6 +53,7 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardWork
     explanation.details.emplace_back("strategy because", choice_.because);
     if (fused()) explanation.details.emplace_back("shares of a kv head", std::to_string(choice_.shares));
     explanation.details.emplace_back("tiles in a step", std::to_string(tiles_per_step_));
+    grads_.describe(explanation, s_.problem, s_.tape);
   }
   BackwardTasks make_lists(const Work& work) const final {
     return {{.strategy = choice_.strategy,

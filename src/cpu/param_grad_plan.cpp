@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/divide.h"
 #include "base/dtype.h"
+#include "base/enum_name.h"
 #include "base/parallel.h"
 #include "base/strided.h"
 
@@ -119,6 +120,28 @@ std::string ParamGradPlan::reduction() const {
   for (const std::string& part : texts_) text += (text.empty() ? "" : ", ") + part;
   if (!accumulators_.empty()) text += base::join("; ", partitions(), " partitions");
   return text;
+}
+
+namespace {
+
+const char* text_of(Varies sum) {
+  return base::enum_name(sum, {"over a tile", "along rows", "along columns", "along diagonals", "pair by pair"});
+}
+
+}  // namespace
+
+void ParamGradPlan::describe(Explanation& explanation, const problem::Problem& problem, const Tape& tape) const {
+  const auto& reads = problem.score->reads;
+  for (const Accumulator& a : accumulators_)
+    for (std::size_t r = 0; r < reads.size(); ++r) {
+      if (reads[r].param != a.param) continue;
+      const Varies of_head = tape.sums_of_reads(true)[r], of_any = tape.sums_of_reads(false)[r];
+      explanation.details.emplace_back(
+          base::join("gradient of ", problem.param(a.param).param.name()),
+          base::join(text_of(of_head), of_any == of_head ? "" : base::join(", in tiles of several heads ", text_of(of_any)),
+                     " (tape): ", scoring::to_string(reads[r].reduction), " read, in ", a.wide ? "fp64, " : "fp32, ",
+                     a.direct ? "added to the caller's tensor" : base::join(a.copies, a.copies == 1 ? " copy" : " copies")));
+    }
 }
 
 void ParamGradPlan::clear(void* workspace, const std::vector<TensorView>& dparams, const Executor& executor) const {

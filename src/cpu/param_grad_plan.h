@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/tape_code.h"
+#include "cpu/tape.h"
 #include "foveal/attention.h"
 #include "problem/problem.h"
 
@@ -25,6 +25,8 @@ class ParamGradPlan {
   std::int64_t partition(std::int64_t batch, std::int64_t kv_head, std::int64_t share) const;
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   std::string reduction() const;  ///< for explain(): "rel_bias: diagonal, 12 partitions"
+  /// Who sums each trained read, where, and why.
+  void describe(Explanation& explanation, const problem::Problem& problem, const Tape& tape) const;
 
   /// Before the tasks, for each partition, and after the tasks. dparams: like Problem::params; absent views and the sink's are left alone.
   void clear(void* workspace, const std::vector<TensorView>& dparams, const Executor& executor) const;

@@ -167,6 +167,8 @@ struct Tape::Prepared {
 Tape::~Tape() = default;
 Tape::Tape(Tape&&) noexcept = default;
 
+const std::vector<Varies>& Tape::sums_of_reads(bool one_head) const { return prepared_->narrow->backward(one_head).sums; }
+
 std::optional<std::string> Tape::refuses(const problem::Problem& problem) {
   if (problem.params.size() > TapeGrads::max_params)
     return base::join(problem.params.size(), " parameters; this backend takes at most ", TapeGrads::max_params);

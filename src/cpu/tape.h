@@ -41,6 +41,10 @@ class Tape {
   /// The mask is, for each lane, one range of keys: lane_ranges() gives it (causal, window, prefix, padding and their intersections).
   bool mask_is_ranges() const { return mask_is_ranges_; }
 
+  /// How the terms of each trained read are summed within a tile, before they are added to the gradient: to one for all that varies so, in
+  /// tiles of one head or of any.
+  const std::vector<Varies>& sums_of_reads(bool one_head) const;
+
   /// Scratch per thread for tiles of up to `max_keys` by `max_ld`, 64-byte aligned.
   std::size_t scratch_bytes(int max_keys, int max_ld) const;
 

@@ -86,7 +86,10 @@ CompiledTape compile_backward(const TapeSource& source, bool& reads_dots) {
   for (const TrainableRead& read : score.reads) roots.push_back(accumulate(nodes, lowering, read, score));
   NodeId output = no_node;
   if (!lowering.is_constant(score.dscore, 1)) output = nodes.make_output(TapeOp::guarded_mul, ds, lowering.plain(score.dscore));
+  std::vector<Varies> sums;
+  for (const NodeId root : roots) sums.push_back(nodes[root].rank);
   CompiledTape tape = assemble(nodes, std::move(roots), output);
+  tape.sums = std::move(sums);
   reads_dots = std::any_of(tape.steps.begin(), tape.steps.end(), [](const TapeStep& step) {
     return step.a.space == Space::input || step.b.space == Space::input || step.c.space == Space::input;
   });

@@ -40,7 +40,8 @@ struct CompiledTape {
   std::vector<TapePlace> places;
   std::vector<Constant> constants;
   TapeProgram program;
-  TapeOperand first, last;  ///< of compile_ranges
+  TapeOperand first, last;   ///< of compile_ranges
+  std::vector<Varies> sums;  ///< of compile_backward, for each trained read: within a tile, terms are summed to what varies so
 
   std::string text() const;
 };

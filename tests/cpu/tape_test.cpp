@@ -615,6 +615,21 @@ TEST(TapeFaults, NameTheParameterAndThePlace) {
   EXPECT_EQ(problem::describe(*fault), "parameter b: index 30 in dimension 0 at batch 0, head 1, q_idx 18, kv_idx 18; expected 0 to 29");
 }
 
+TEST(ParamGradPlans, SayHowEachReadIsSummed) {
+  const problem::CaseData data(problem::parse_line(
+      "backward f32 b2 h8 q9 d16 grads=none score=\"score * c[head] + a[head, q_idx - kv_idx + 8] + b[kv_idx] + f[head, q_idx, kv_idx]\" "
+      "param=\"a: real[8, 17] grad\" param=\"b: real[9] grad\" param=\"c: real[8] grad\" param=\"f: real[8, 9, 9] grad\""));
+  const problem::Problem problem = problem_of(data);
+  Explanation explanation;
+  ParamGradPlan(problem, 1).describe(explanation, problem, Tape(problem, "scalar"));
+  const std::vector<std::pair<std::string, std::string>> expected = {
+      {"gradient of a", "along diagonals, in tiles of several heads pair by pair (tape): diagonal read, in fp64, 2 copies"},
+      {"gradient of b", "along columns (tape): column read, in fp64, 16 copies"},
+      {"gradient of c", "over a tile, in tiles of several heads along rows (tape): uniform read, in fp64, 2 copies"},
+      {"gradient of f", "pair by pair (tape): element read, in fp32, 2 copies"}};
+  EXPECT_EQ(explanation.details, expected);
+}
+
 TEST(ParamGradPlans, ShareWhatPartitionsDoNotShare) {
   const auto plan_of = [](const std::string& text, std::int64_t splits) {
     const problem::CaseData data(problem::parse_line("backward f32 grads=none " + text));
