@@ -236,7 +236,7 @@ def backward(
 
 def _tracer(q: Any) -> Any:
     if arrays.framework(q) == "torch":
-        from .torch_trace import TorchTracer
+        from .torch.tracing import TorchTracer
 
         return TorchTracer
     from .trace import Tracer

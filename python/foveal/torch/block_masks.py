@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import _core, logging
 from ..describe import describe
 from ..guards import key_of
-from ..torch_trace import TorchTracer
+from .tracing import TorchTracer
 from .errors import CallError
 from .operators import whole_seqlens
 

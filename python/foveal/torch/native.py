@@ -11,7 +11,7 @@ from .._core import Expr
 from ..describe import Description, Options, Rng, bind, describe
 from ..doors import public
 from ..signatures import Arguments, Mask, Running, ScoreMod, Settings, check_flags, check_names, check_seeds, tokens
-from ..torch_trace import TorchTracer
+from .tracing import TorchTracer
 from .operators import bound, call, draw_rng
 
 if TYPE_CHECKING:

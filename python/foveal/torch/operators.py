@@ -14,7 +14,7 @@ from .. import doors
 from .._core import Expr, Program
 from ..describe import Bound, Options, Rng, program, trace
 from ..signatures import Mask, Paged, ScoreMod, length_slots
-from ..torch_trace import TorchTracer
+from .tracing import TorchTracer
 from . import composite, examples, sharded
 
 # The operators. torch.compile and torch.export see these; eager code takes the autograd.Function below, which calls the same program.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._core import Type
 from ..describe import SEPARATOR, Options, bind, describe, program, read
-from ..torch_trace import TorchTracer
+from .tracing import TorchTracer
 
 _DTYPES = {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch.float32}
 _FIRST = {"batch": "first_batch_", "head": "first_head_"}  # scalars that a rank's program reads: where its shard begins
