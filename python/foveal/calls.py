@@ -15,8 +15,10 @@ from typing import Any, Callable, ClassVar, Iterator, Sequence
 
 from . import _core, arrays, formulas
 from ._core import Expr, Type
+from .captures import Capture
 from .numbers import Number
-from .trace import Capture, Symbols, Tracer, broadcast, groups
+from .symbols import Symbols, broadcast, groups
+from .trace import Tracer
 
 
 @dataclass

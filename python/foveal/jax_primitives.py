@@ -20,7 +20,8 @@ import numpy as np
 from . import _core, formulas
 from ._core import Expr
 from .calls import Call, Meaning, binary, over_dims
-from .trace import Along, At, Capture, Symbols, of_part
+from .captures import Along, At, Capture, of_part
+from .symbols import Symbols
 
 MAX_STEPS = 64  # of a loop that is unrolled
 MAX_CHOICES = 64  # expressions that an index chooses from

@@ -22,7 +22,8 @@ from . import _core, formulas, jax_primitives, numpy_on_symbols, questions, spec
 from ._core import Expr, Type
 from .calls import Call, CallTracer, Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, same, signature_of
 from .calls import rounding, shift, stopped, unary
-from .trace import Capture, Symbols
+from .captures import Capture
+from .symbols import Symbols
 
 _NARROW = {"uint8": (0, 256), "uint16": (0, 65536), "uint32": (0, 2**32), "int8": (128, 256), "int16": (32768, 65536)}
 _DTYPES = {Type.boolean: np.dtype("bool"), Type.integer: np.dtype("int32"), Type.real: np.dtype("float32")}

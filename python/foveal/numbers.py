@@ -16,7 +16,7 @@ from typing import Any, Callable, Mapping, NoReturn
 from . import questions
 from ._core import Expr
 
-Path = tuple[Any, ...]  # how a number is reached from a function, see guards.number_key_of
+Path = tuple[Any, ...]  # how a number is reached from a function, see number_key.py
 MOST_CONSTANTS = 4  # programs that a function's changing numbers make before they become scalars
 # Functions that look at what their values are may take another way for a Number.
 LOOKS_AT_VALUES = {"isinstance", "type", "repr", "str", "format", "hash", "id", "print", "callable", "hasattr", "getattr", "vars", "round"}
@@ -149,7 +149,7 @@ def replaced(value: Any, numbers: Mapping[Path, Number]) -> Any:
 
 
 class _Seen:
-    """An object, class or module with other values of some attributes, for a function that reads attributes of it and no more (guards)."""
+    """An object, class or module with other values of some attributes, for a function that reads attributes of it and no more (number_key.py)."""
 
     def __init__(self, value: Any, attributes: dict[str, Any]):
         self.__dict__.update(attributes)

@@ -22,7 +22,7 @@ import threading
 import types
 from typing import Any, Callable, Iterator, Sequence, TypeVar
 
-from . import _core, guards
+from . import _core, bytecode
 
 _isinstance, _issubclass = builtins.isinstance, builtins.issubclass
 _LIBRARIES = {"foveal", "jax", "numpy"}  # whose own code tells symbols and arrays apart
@@ -137,7 +137,7 @@ def types_answered(scopes: Sequence[dict[str, Any]], is_the_users: Callable[[str
             return
         if "type" in frame.f_code.co_names:
             replace(frame.f_globals)
-        found = guards.past_names(frame.f_code)
+        found = bytecode.past_names(frame.f_code)
         if found is not None:
             refused(_past_names(found))
 
@@ -166,7 +166,7 @@ def _past_names(found: str) -> TypeError:
 
 def check_names(code: types.CodeType) -> None:
     """Refuses a function that comes by type() and isinstance() other than by these names."""
-    found = guards.past_names(code)
+    found = bytecode.past_names(code)
     if found is not None:
         raise _past_names(found)
 

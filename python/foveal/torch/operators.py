@@ -14,8 +14,8 @@ from .. import doors
 from .._core import Expr, Program
 from ..describe import Bound, Options, Rng, program, trace
 from ..signatures import Mask, Paged, ScoreMod, length_slots
-from .tracing import TorchTracer
 from . import composite, examples, sharded
+from .tracing import TorchTracer
 
 # The operators. torch.compile and torch.export see these; eager code takes the autograd.Function below, which calls the same program.
 # Tensors first, then `key`, which names the program. seed and offset are the bits of unsigned numbers. Beside a block_table, cu_kv is seqlens_kv.

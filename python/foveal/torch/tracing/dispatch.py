@@ -10,7 +10,8 @@ import torch
 from ... import arrays, questions
 from ..._core import Expr
 from ...calls import Call, flat, symbolic
-from ...trace import Capture, Symbols
+from ...captures import Capture
+from ...symbols import Symbols
 from . import views
 from .dtypes import DTYPES
 from .indexing import chosen

@@ -13,7 +13,7 @@ import torch
 from ... import _core, formulas, special
 from ...calls import Call, Meaning, binary, elementwise, in_steps, rounding, shift, signature_of, unary
 from ...numbers import Number
-from ...trace import Symbols
+from ...symbols import Symbols
 from .dtypes import SIXTEEN_BITS
 
 

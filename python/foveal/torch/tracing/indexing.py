@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from ... import _core, arrays
 from ..._core import Expr
 from ...calls import Call, Meaning, signature_of, symbolic
-from ...trace import MAX_UNROLL, Capture, Symbols, broadcast
+from ...captures import Capture
+from ...symbols import MAX_UNROLL, Symbols, broadcast
 from . import shapes
 from .dtypes import INDICES
 

@@ -9,8 +9,9 @@ import torch
 
 from ..._core import Expr
 from ...calls import flat
+from ...captures import Capture
 from ...numbers import Number
-from ...trace import Capture, Symbols
+from ...symbols import Symbols
 from .dtypes import DTYPES, is_integral
 
 _META = torch.device("meta")

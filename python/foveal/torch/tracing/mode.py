@@ -14,7 +14,7 @@ from . import dispatch
 if TYPE_CHECKING:
     from .tracer import TorchTracer
 
-# What a tensor says of itself that a key holds, too (guards): its shape and dtype.
+# What a tensor says of itself that a key holds, too (trace_key): its shape and dtype.
 _LOOKS = {"shape", "dtype", "ndim", "layout"}
 _LOOK_METHODS = {"size", "dim", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "__len__", "element_size", "dtype", "type"}
 

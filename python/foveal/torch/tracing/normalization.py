@@ -9,7 +9,7 @@ import torch
 
 from ... import formulas
 from ...calls import Call, Meaning, signature_of
-from ...trace import broadcast, groups
+from ...symbols import broadcast, groups
 
 
 @signature_of

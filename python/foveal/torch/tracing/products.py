@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import arrays, formulas
 from ...calls import Call, Meaning, flat, matmul, signature_of
-from ...trace import MAX_UNROLL
+from ...symbols import MAX_UNROLL
 
 
 @signature_of

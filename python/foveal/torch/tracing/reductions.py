@@ -11,7 +11,8 @@ import torch
 
 from ... import _core, formulas
 from ...calls import Call, Meaning, binary, over_dims, reduction, signature_of
-from ...trace import Capture, Symbols, groups
+from ...captures import Capture
+from ...symbols import Symbols, groups
 
 
 @signature_of

@@ -11,7 +11,8 @@ import torch
 
 from ... import _core, formulas
 from ...calls import Call, Meaning, binary, signature_of
-from ...trace import Capture, Symbols
+from ...captures import Capture
+from ...symbols import Symbols
 
 
 @signature_of

@@ -9,7 +9,7 @@ import torch
 
 from ... import _core, questions
 from ..._core import Expr
-from ...trace import IN_PLACE, Symbols
+from ...symbols import IN_PLACE, Symbols
 from . import dispatch, views
 from .meta import look_of_result
 

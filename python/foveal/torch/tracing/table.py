@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator
 import torch
 import torch.nn.functional as F
 
-from ... import guards
+from ... import pure_functions
 from ...calls import Meaning
 from . import activations, conversions, elementwise, indexing, normalization, products, reductions, searching, shapes
 
@@ -54,4 +54,4 @@ def _torch_functions() -> Iterator[Any]:
         yield getattr(torch, name)
 
 
-guards.trust(_torch_functions())
+pure_functions.trust(_torch_functions())

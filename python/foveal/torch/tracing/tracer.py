@@ -11,8 +11,8 @@ import torch
 from ... import arrays, questions
 from ..._core import Expr
 from ...calls import Call, CallTracer
+from ...captures import Capture
 from ...numbers import Number
-from ...trace import Capture
 from . import dispatch, views
 from .autograd_functions import refused_on_symbols
 from .dtypes import DTYPES, INDICES, NARROW, SIXTEEN_BITS, is_integral
