@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, ove
 
 from . import _core, arrays
 from ._core import Pass
+from .argument_errors import public
 from .describe import Bound, Options, Rng, trace, wanted_gradients
-from .doors import public
 from .signatures import A, Arguments, Array, Mask, ScoreMod, Settings, check_flags, check_names, check_seeds, length_slots, pair, tokens
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
-from . import _core, arrays, questions
+from . import _core, arrays, introspection, refusals
 from ._core import Expr, Type
 from .symbols import IN_PLACE, MAX_UNROLL, Symbols, broadcast, install_operators, no_writing
 
@@ -39,7 +39,7 @@ def of_part(index: Any, part: Along, checked_extent: int | None = None) -> Any:
     return _core.where(index < 0, ends[0], _core.where(index >= part.count, ends[1], index * part.step + part.start))
 
 
-class Capture(metaclass=questions.SymbolType):
+class Capture(metaclass=introspection.SymbolType):
     """An array seen from inside a traced function, and where it was indexed so far."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Capture(metaclass=questions.SymbolType):
     def __stands_for__(self) -> type:
         return self._tracer.kind(self._array)
 
-    __class__ = questions.class_property(__stands_for__)
+    __class__ = introspection.class_property(__stands_for__)
 
     def __dir__(self) -> Any:
         return dir(self.__stands_for__())
@@ -90,7 +90,7 @@ class Capture(metaclass=questions.SymbolType):
         try:
             given = [self._tracer.index(i) for i in given]
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise questions.refused(error)
+            raise refusals.refused(error)
         whole = sum(1 for i in given if i is Ellipsis)
         named = sum(1 for i in given if i is not None and i is not Ellipsis)
         if whole > 1 or named > self.ndim:
@@ -185,7 +185,7 @@ class Capture(metaclass=questions.SymbolType):
     def _value(self) -> Any:
         """The array here and now: what the function goes on to read is not known to change."""
         if any(isinstance(axis, At) and not isinstance(axis.index, int) for axis in self._axes):
-            raise questions.refused_here(TypeError("an element of a captured array that symbols choose has no value while it is traced"))
+            raise refusals.refused_here(TypeError("an element of a captured array that symbols choose has no value while it is traced"))
         self._tracer.saw_values = True
         if all(axis == Along(0, 1, extent) for axis, extent in zip(self._axes, self._array.shape)):
             return self._array
@@ -236,9 +236,9 @@ class Capture(metaclass=questions.SymbolType):
 
         return numpy.asarray(self._value(), *arguments, **keywords)
 
-    __hash__ = questions.no_hash
-    __reduce_ex__ = questions.no_copy
-    __dict__ = questions.insides
+    __hash__ = introspection.no_hash
+    __reduce_ex__ = introspection.no_copy
+    __dict__ = introspection.insides
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_array", "_axes", "_order", "_tracer", "_stopped"):

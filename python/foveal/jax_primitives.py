@@ -19,8 +19,8 @@ import numpy as np
 
 from . import _core, formulas
 from ._core import Expr
-from .calls import Call, Meaning, binary, over_dims
 from .captures import Along, At, Capture, of_part
+from .framework_calls import Call, Meaning, binary, over_dims
 from .symbols import Symbols
 
 MAX_STEPS = 64  # of a loop that is unrolled

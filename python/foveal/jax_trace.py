@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _core, formulas, jax_primitives, numpy_on_symbols, questions, special
+from . import _core, formulas, jax_primitives, numpy_on_symbols, refusals, special
 from ._core import Expr, Type
-from .calls import Call, CallTracer, Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, same, signature_of
-from .calls import rounding, shift, stopped, unary
 from .captures import Capture
+from .framework_calls import Call, CallTracer, Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, same, signature_of
+from .framework_calls import rounding, shift, stopped, unary
 from .symbols import Symbols
 
 _NARROW = {"uint8": (0, 256), "uint16": (0, 65536), "uint32": (0, 2**32), "int8": (128, 256), "int16": (32768, 65536)}
@@ -60,7 +60,7 @@ class Symbol(Symbols):
         """NumPy's operators, of its arrays and symbols, and its functions: by jnp's of the name."""
         name = ufunc.__name__
         if method != "__call__" or keywords or not hasattr(jnp, name):
-            raise questions.refused(numpy_on_symbols.refusal(name))
+            raise refusals.refused(numpy_on_symbols.refusal(name))
         return _call(self._tracer, name, getattr(jnp, name), inputs, {})
 
     def __getitem__(self, index: Any) -> Any:
@@ -72,7 +72,7 @@ class Symbol(Symbols):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not callable(getattr(jax.Array, name, None)) or not hasattr(jnp, name):
             if not name.startswith("_") and hasattr(jax.Array, name):  # for which hasattr() and getattr() would have another answer than for an array
-                raise questions.refused_here(NotImplementedError(f"jax.Array.{name} in a score or mask: a symbol has none"))
+                raise refusals.refused_here(NotImplementedError(f"jax.Array.{name} in a score or mask: a symbol has none"))
             raise AttributeError(f"{name}: no attribute of an array in a score or mask")
         return lambda *args, **kwargs: _call(self._tracer, name, getattr(jnp, name), (self, *args), kwargs)
 
@@ -396,7 +396,7 @@ def _call(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kwar
     try:
         return _called(tracer, name, func, args, kwargs)
     except Exception as error:
-        raise questions.refused(error)
+        raise refusals.refused(error)
 
 
 def _called(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -521,7 +521,7 @@ class JaxTracer(CallTracer):
         try:
             return super().run(fn, arguments)
         except (TypeError, NotImplementedError, AttributeError, IndexError, ValueError) as refused:
-            questions.forget_refusals()
+            refusals.forget()
             del self.params[known:], self.arrays[known:]
             try:
                 return jax_primitives.traced(self, _TABLE, fn, arguments)

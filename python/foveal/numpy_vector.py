@@ -6,7 +6,7 @@ import math
 import operator
 from typing import Any, Callable, Sequence
 
-from . import formulas, numpy_on_symbols, questions
+from . import formulas, numpy_on_symbols, refusals
 from ._core import Expr
 from .captures import as_scalar
 from .symbols import IN_PLACE, Symbols, broadcast, groups, no_writing
@@ -49,7 +49,7 @@ class Vector(Symbols):
         import numpy
 
         if not name.startswith("_") and hasattr(numpy.ndarray, name):  # for which hasattr() and getattr() would have another answer than for an array
-            raise questions.refused_here(
+            raise refusals.refused_here(
                 NotImplementedError(f"numpy.ndarray.{name} in a score or mask: not of an array of expressions; expected its shape, elements and reductions")
             )
         raise AttributeError(f"{name}: no attribute of an array in a score or mask")

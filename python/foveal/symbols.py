@@ -7,7 +7,7 @@ import math
 import operator
 from typing import Any, Callable, Iterator, Sequence
 
-from . import arrays, numpy_on_symbols, questions
+from . import arrays, introspection, numpy_on_symbols, refusals
 from ._core import Expr
 
 MAX_UNROLL = 1024  # elements of Symbols: a score of more reads than this per pair is not attention any more
@@ -15,7 +15,7 @@ MAX_UNROLL = 1024  # elements of Symbols: a score of more reads than this per pa
 numpy_on_symbols.install()
 
 
-class Symbols(metaclass=questions.SymbolType):
+class Symbols(metaclass=introspection.SymbolType):
     """Expressions in the shape of an array. This one follows the score language; a framework's (torch, JAX) follows the framework."""
 
     def __init__(self, tracer: Any, items: Sequence[Expr], shape: tuple[int, ...], dtype: Any = None):
@@ -38,7 +38,7 @@ class Symbols(metaclass=questions.SymbolType):
         """Of what it is an instance to the function that is traced."""
         raise NotImplementedError
 
-    __class__ = questions.class_property(lambda self: self.__stands_for__())
+    __class__ = introspection.class_property(lambda self: self.__stands_for__())
 
     def __dir__(self) -> Any:
         return dir(self.__stands_for__())
@@ -54,15 +54,15 @@ class Symbols(metaclass=questions.SymbolType):
     def __getitem__(self, index: Any) -> Any:
         raise NotImplementedError
 
-    __bool__ = questions.truth
-    __float__ = __int__ = __index__ = __complex__ = questions.no_number
+    __bool__ = introspection.truth
+    __float__ = __int__ = __index__ = __complex__ = introspection.no_number
     __array_function__ = numpy_on_symbols.refused
-    __array__ = questions.no_array
-    __hash__ = questions.no_hash
-    __reduce_ex__ = __copy__ = __deepcopy__ = questions.no_copy
-    __dict__ = questions.insides
+    __array__ = introspection.no_array
+    __hash__ = introspection.no_hash
+    __reduce_ex__ = __copy__ = __deepcopy__ = introspection.no_copy
+    __dict__ = introspection.insides
 
-    __repr__ = __format__ = questions.text_by(
+    __repr__ = __format__ = introspection.text_by(
         lambda self: f"{type(self).__name__}({self._items[0] if not self._shape else self._items}, shape={list(self._shape)})"
     )
 
@@ -77,7 +77,7 @@ def no_writing(self: Any, other: Any) -> Any:
     """x += y writes into an array, which x may not be the only name of. Where arrays do not change, it is x = x + y."""
     if self._tracer.immutable:
         return NotImplemented
-    raise questions.refused(NotImplementedError("a score or mask writes into an array (x += y and the like); expected x = x + y"))
+    raise refusals.refused(NotImplementedError("a score or mask writes into an array (x += y and the like); expected x = x + y"))
 
 
 def install_operators(cls: type, binary: Callable[..., Any], unary: Callable[..., Any]) -> None:

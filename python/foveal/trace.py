@@ -15,12 +15,12 @@ import types
 from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Iterator, Sequence
 
-from . import _core, arrays, masks, pure_functions, questions
+from . import _core, arrays, introspection, masks, pure_functions, refusals
 from ._core import Expr, Param, Type
 from .captures import Capture, as_scalar
 from .closures import captured_by, filled, globals_of, is_the_users
-from .numbers import Computed, Number, Rule
 from .numpy_vector import Vector
+from .runtime_numbers import Computed, Number, Rule
 from .symbols import Symbols
 from .type_calls import check_types
 
@@ -207,9 +207,9 @@ class Tracer:
         _check_arity(fn, kind, len(arguments))
         handed = check_types(fn, arguments, self.rebind)
         try:
-            with questions.answered(), questions.types_answered(handed, is_the_users):
+            with introspection.answered(), introspection.types_answered(handed, is_the_users):
                 result = self.run(fn, arguments)
-        except (IndexError, questions.NoArray) as error:
+        except (IndexError, introspection.NoArray) as error:
             if isinstance(error, IndexError) and "valid indices" not in str(error):  # NumPy's and JAX's words for an index that is no number
                 raise
             raise TypeError(
@@ -237,7 +237,7 @@ class Tracer:
 
     def run(self, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         result = (self._rebind(fn, {}) if self.rebind else fn)(*arguments)
-        questions.check_refusals()
+        refusals.check()
         return result
 
     def replacement(self, value: Any) -> Any:

@@ -8,7 +8,7 @@ import inspect
 import types
 from typing import Any, Iterator, Sequence
 
-from . import arrays, bytecode, questions, trace_key
+from . import arrays, bytecode, introspection, trace_key
 from ._core import Expr
 from .closures import captured_by, is_the_users, named
 
@@ -39,7 +39,7 @@ def check_types(fn: Any, arguments: Sequence[Any], rebind: bool) -> list[dict[st
                 left.append(value.__self__)
             if isinstance(value, types.FunctionType):
                 if is_the_users(value.__module__):
-                    questions.check_names(value.__code__)
+                    introspection.check_names(value.__code__)
                     left += [builtins for names in bytecode.handed_on(value) if named(value, names) is builtins]
                 scopes += _scope_of(value)
                 left += [type for names in bytecode.attributes_read(value) if named(value, names) is type]

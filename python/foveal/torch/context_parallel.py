@@ -1,4 +1,4 @@
-"""Context parallelism over a process group of torch.distributed: the doors of this package take local shards and give local shards."""
+"""Context parallelism over a process group of torch.distributed: public functions take local shards and give local shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .. import _core, doors
+from .. import _core, argument_errors
 from .._core import Program
 from ..describe import Options, Rng, program
 from ..signatures import Paged
@@ -165,12 +165,12 @@ class ContextParallel:
     def __enter__(self) -> ContextParallel:
         self._outer.append(operators.context)
         operators.context = self
-        doors.on_errors.append(self._refused)
+        argument_errors.on_errors.append(self._refused)
         return self
 
     def __exit__(self, *_: Any) -> None:
         operators.context = self._outer.pop()
-        doors.on_errors.remove(self._refused)
+        argument_errors.on_errors.remove(self._refused)
 
     def shard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """A copy of this rank's rows of a whole tensor along dim (seq_dim by default). Differentiable."""
@@ -230,7 +230,7 @@ class ContextParallel:
         return shards
 
     def _refused(self, error: BaseException) -> None:
-        """A door ends by an error. What all ranks were told of already is no news."""
+        """A public function ends by an error. What all ranks were told of already is no news."""
         if getattr(error, "of_all_ranks", False):
             return
         if self._refusals is None:

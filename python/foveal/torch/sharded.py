@@ -25,7 +25,7 @@ def is_sharded(tensors: Sequence[Tensor]) -> bool:
 def attend(
     call: Callable[..., tuple[Tensor, Tensor]], key: str, params: Sequence[Any], q: Any, k: Any, v: Any, packed: bool
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse), split as q is; call: the door's own, for what each rank holds."""
+    """(out, lse), split as q is; call: the public function's own, for what each rank holds."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     made = program(key)

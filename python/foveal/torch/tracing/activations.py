@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from ... import _core, formulas
-from ...calls import Call, Meaning, elementwise, in_steps, signature_of, unary
+from ...framework_calls import Call, Meaning, elementwise, in_steps, signature_of, unary
 
 
 def _activation(fn: Callable[[Any], Any]) -> Meaning:

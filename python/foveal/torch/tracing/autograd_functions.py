@@ -7,7 +7,7 @@ from typing import Any, Iterator
 
 import torch
 
-from ...calls import symbolic
+from ...framework_calls import symbolic
 
 
 @contextlib.contextmanager

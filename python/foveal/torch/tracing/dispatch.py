@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 
-from ... import arrays, questions
+from ... import arrays, refusals
 from ..._core import Expr
-from ...calls import Call, flat, symbolic
 from ...captures import Capture
+from ...framework_calls import Call, flat, symbolic
 from ...symbols import Symbols
 from . import views
 from .dtypes import DTYPES
@@ -29,7 +29,7 @@ def call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs:
     try:
         return _called(tracer, func, args, kwargs)
     except Exception as error:
-        raise error if isinstance(error, IndexError) or getattr(error, "of_torch", False) else questions.refused(error)
+        raise error if isinstance(error, IndexError) or getattr(error, "of_torch", False) else refusals.refused(error)
 
 
 def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,8 +11,8 @@ from typing import Any, Callable
 import torch
 
 from ... import _core, formulas, special
-from ...calls import Call, Meaning, binary, elementwise, in_steps, rounding, shift, signature_of, unary
-from ...numbers import Number
+from ...framework_calls import Call, Meaning, binary, elementwise, in_steps, rounding, shift, signature_of, unary
+from ...runtime_numbers import Number
 from ...symbols import Symbols
 from .dtypes import SIXTEEN_BITS
 

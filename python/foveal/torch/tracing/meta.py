@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..._core import Expr
-from ...calls import flat
 from ...captures import Capture
-from ...numbers import Number
+from ...framework_calls import flat
+from ...runtime_numbers import Number
 from ...symbols import Symbols
 from .dtypes import DTYPES, is_integral
 

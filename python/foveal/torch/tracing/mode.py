@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ... import questions
-from ...calls import flat, symbolic
+from ... import refusals
+from ...framework_calls import flat, symbolic
 from . import dispatch
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class TracingMode(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _RANDOM:
-            raise questions.refused(
+            raise refusals.refused(
                 NotImplementedError(f"torch.{name} in a score or mask draws random numbers, which would be the same for all pairs; expected a captured tensor of them, or dropout_p")
             )
         if name == "__getitem__" and isinstance(args[0], torch.Tensor) and symbolic(args[1]):
@@ -43,7 +43,7 @@ class TracingMode(TorchFunctionMode):
                 dispatch.check_transforms(self.tracer, "getitem")
                 return self.tracer.capture(args[0])[args[1]]
             except (TypeError, ValueError, NotImplementedError) as error:
-                raise questions.refused(error)
+                raise refusals.refused(error)
         if symbolic(args) or any(symbolic(value) for value in kwargs.values()):
             return dispatch.call(self.tracer, func, args, kwargs)
         result = func(*args, **kwargs)

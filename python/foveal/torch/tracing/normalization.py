@@ -8,7 +8,7 @@ from typing import Any, Callable, Sequence
 import torch
 
 from ... import formulas
-from ...calls import Call, Meaning, signature_of
+from ...framework_calls import Call, Meaning, signature_of
 from ...symbols import broadcast, groups
 
 

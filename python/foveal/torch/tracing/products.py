@@ -9,7 +9,7 @@ import operator
 from typing import Any
 
 from ... import arrays, formulas
-from ...calls import Call, Meaning, flat, matmul, signature_of
+from ...framework_calls import Call, Meaning, flat, matmul, signature_of
 from ...symbols import MAX_UNROLL
 
 

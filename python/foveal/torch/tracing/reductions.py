@@ -10,8 +10,8 @@ from typing import Any, Callable, Sequence
 import torch
 
 from ... import _core, formulas
-from ...calls import Call, Meaning, binary, over_dims, reduction, signature_of
 from ...captures import Capture
+from ...framework_calls import Call, Meaning, binary, over_dims, reduction, signature_of
 from ...symbols import Symbols, groups
 
 

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import torch
 
-from ... import _core, questions
+from ... import _core, refusals
 from ..._core import Expr
 from ...symbols import IN_PLACE, Symbols
 from . import dispatch, views
@@ -69,7 +69,7 @@ class Symbol(Symbols):
         return dispatch.call(self._tracer, torch.Tensor.__getitem__, (self, index), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise questions.refused(NotImplementedError("a score or mask writes into a tensor; expected torch.where(condition, a, b)"))
+        raise refusals.refused(NotImplementedError("a score or mask writes into a tensor; expected torch.where(condition, a, b)"))
 
     def _operate(self, fn: Callable[..., Any], *operands: Any) -> Any:
         return dispatch.call(self._tracer, fn, operands, {})
@@ -82,10 +82,10 @@ class Symbol(Symbols):
         method = getattr(torch.Tensor, name, None)
         if name in _LOOKS_OF_PLAIN:
             return _LOOKS_OF_PLAIN[name](self)
-        if method is None or (name.startswith("_") and questions.asked_by_a_library()):
+        if method is None or (name.startswith("_") and refusals.asked_by_a_library()):
             raise AttributeError(f"{name}: no attribute of a tensor")
         if name.startswith("_") or not callable(method):  # no AttributeError, for which hasattr() and getattr() would have another answer than for a tensor
-            raise questions.refused_here(
+            raise refusals.refused_here(
                 NotImplementedError(f"torch.Tensor.{name} in a score or mask: a symbol has none; expected shape, dtype, device and functions of torch")
             )
         return lambda *args, **kwargs: dispatch.call(self._tracer, method, (self, *args), kwargs)
@@ -94,7 +94,7 @@ class Symbol(Symbols):
         """x += y: whatever else is called by x has changed, too."""
         name = func.__name__
         if self._shares:
-            raise questions.refused(
+            raise refusals.refused(
                 NotImplementedError(f"{name} in a score or mask writes into a tensor that shares its elements with a view or a copy of it; expected x = x + y and the like")
             )
         with torch._C.DisableTorchFunction():
@@ -126,7 +126,7 @@ class Symbol(Symbols):
 def _without_gradient(x: "Symbol", name: str) -> bool:
     """True, or refused: whether a real has one is not known to tracing."""
     if x._dtype.is_floating_point and torch.is_grad_enabled():
-        raise questions.refused_here(
+        raise refusals.refused_here(
             NotImplementedError(f"torch.Tensor.{name} in a score or mask: not known of a symbol where gradients are recorded; expected shape, dtype and device")
         )
     return True

@@ -8,11 +8,11 @@ from typing import Any, Callable, ClassVar, Sequence
 
 import torch
 
-from ... import arrays, questions
+from ... import arrays, refusals
 from ..._core import Expr
-from ...calls import Call, CallTracer
 from ...captures import Capture
-from ...numbers import Number
+from ...framework_calls import Call, CallTracer
+from ...runtime_numbers import Number
 from . import dispatch, views
 from .autograd_functions import refused_on_symbols
 from .dtypes import DTYPES, INDICES, NARROW, SIXTEEN_BITS, is_integral
@@ -138,7 +138,7 @@ class TorchTracer(CallTracer):
         try:
             with TracingMode(self), refused_on_symbols():
                 result = fn(*arguments)
-            questions.check_refusals()
+            refusals.check()
         except Exception as error:
             if isinstance(error, TypeError) and "incompatible function arguments" in str(error) and "Symbol(" in str(error):
                 raise NotImplementedError(

@@ -16,7 +16,7 @@ from typing import Any, Callable, ClassVar, Iterator, Sequence
 from . import _core, arrays, formulas
 from ._core import Expr, Type
 from .captures import Capture
-from .numbers import Number
+from .runtime_numbers import Number
 from .symbols import Symbols, broadcast, groups
 from .trace import Tracer
 
