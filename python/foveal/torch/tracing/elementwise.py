@@ -17,10 +17,6 @@ from ...symbols import Symbols
 from .dtypes import SIXTEEN_BITS
 
 
-def _true_div(input: Any, other: Any) -> Any:
-    return _core.to_real(_core.constant(input)) / other
-
-
 @signature_of
 def _DIV(input: Any, other: Any, *, rounding_mode: Any = None) -> None: ...  # noqa: N802
 
@@ -29,13 +25,13 @@ def _div(call: Call) -> Any:
     input, other, mode = call.bind(_DIV).values()
     of_two = replace(call, args=(input, other), kwargs={})
     if mode is None:
-        return _divided(_true_div)(of_two)
+        return _divided(formulas.true_divide)(of_two)
     if mode == "floor":
         return _floor_divide(of_two)
     if not call.result.dtype.is_floating_point:
         return _divided(formulas.trunc_divide)(of_two)
     step = call.step if isinstance(other, Symbols) else call.single  # 16 bits by a number are divided in float32
-    return _divided(lambda input, other: formulas.trunc(step(_true_div(input, other))))(of_two)
+    return _divided(lambda input, other: formulas.trunc(step(formulas.true_divide(input, other))))(of_two)
 
 
 def _divided(fn: Callable[[Any, Any], Any]) -> Meaning:
@@ -58,7 +54,7 @@ def _quotient(call: Call) -> Any:
     """The operator: of a number and a tensor torch makes the reciprocal times the number."""
     number, x = call.args
     if not isinstance(number, (int, float, Number)):
-        return _divided(_true_div)(call)
+        return _divided(formulas.true_divide)(call)
     reciprocal = call.made([1.0 / _core.to_real(item) for item in call.symbol(x)._items], call.result)
     return binary(operator.mul)(replace(call, args=(reciprocal, number)))
 
@@ -103,10 +99,7 @@ def _ROUND(input: Any, *, decimals: int = 0) -> None: ...  # noqa: N802
 
 
 def _nan_to_num(input: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
-    if posinf is None or neginf is None:
-        raise NotImplementedError("nan_to_num in a score or mask: posinf and neginf are left out; expected all of nan, posinf, neginf")
-    found = _core.where(formulas.is_nan(input), 0.0 if nan is None else nan, input)
-    return _core.where(found == math.inf, posinf, _core.where(found == -math.inf, neginf, found))
+    return formulas.nan_to_num(input, 0.0 if nan is None else nan, posinf, neginf)
 
 
 def _where_of(call: Call) -> Any:
@@ -164,7 +157,7 @@ TABLE: dict[str, Meaning] = {
     "multiply": binary(operator.mul),
     "div": _div,
     "divide": _div,
-    "true_divide": _divided(_true_div),
+    "true_divide": _divided(formulas.true_divide),
     "truediv": _quotient,
     "floor_divide": _floor_divide,
     "floordiv": _floor_divide,
