@@ -11,7 +11,7 @@ from . import _core, arrays
 from ._core import Pass
 from .argument_errors import public
 from .describe import Bound, Options, Rng, trace, wanted_gradients
-from .signatures import A, Arguments, Array, Mask, ScoreMod, Settings, check_flags, check_names, check_seeds, length_slots, pair, tokens
+from .signatures import A, Arguments, Array, Mask, ScoreMod, check_flags, check_names, check_seeds, length_slots, pair, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

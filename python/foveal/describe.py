@@ -6,7 +6,7 @@ import ast
 import operator
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
+from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
 from . import _core, arrays, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param, Type
