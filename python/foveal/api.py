@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, ove
 
 from . import _core, arrays
 from ._core import Pass
+from .argument_errors import public
 from .describe import Bound, Options, Rng, trace, wanted_gradients
-from .doors import public
-from .signatures import A, Arguments, Array, Mask, ScoreMod, Settings, check_flags, check_names, check_seeds, length_slots, pair, tokens
+from .signatures import A, Arguments, Array, Mask, ScoreMod, check_flags, check_names, check_seeds, length_slots, pair, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -236,7 +236,7 @@ def backward(
 
 def _tracer(q: Any) -> Any:
     if arrays.framework(q) == "torch":
-        from .torch_trace import TorchTracer
+        from .torch.tracing import TorchTracer
 
         return TorchTracer
     from .trace import Tracer

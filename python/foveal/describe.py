@@ -6,14 +6,15 @@ import ast
 import operator
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Callable, Collection, Mapping, NamedTuple, Sequence
+from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
 from . import _core, arrays, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param, Type
-from .guards import Key, as_called, key_of, number_key_of
-from .numbers import LOOKS_AT_VALUES, MOST_CONSTANTS, Computed, Path, replaced
+from .number_key import number_key_of
+from .runtime_numbers import LOOKS_AT_VALUES, MOST_CONSTANTS, Computed, Path, replaced
 from .signatures import Mask, ScoreMod
 from .trace import Tracer
+from .trace_key import Key, as_called, key_of
 
 
 class Options(NamedTuple):
@@ -244,7 +245,7 @@ def trace(
     tracer: type[Tracer] = Tracer,
     heads_first: bool = False,
 ) -> Bound:
-    """describe() and bind(), done anew only when something that the functions can read has changed, or when that cannot be known (guards)."""
+    """describe() and bind(), done anew only when something that the functions can read has changed, or when that cannot be known (trace_key)."""
     reads = key_of((score_mod, mask), tracer.tensors)
     given, rest = _split(arguments)
     found_key = None

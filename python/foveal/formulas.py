@@ -396,3 +396,15 @@ def norm(items: Sequence[Any], p: float, at_zero: bool, abs: Callable[[Any], Any
     if p == 0:
         return total([where(x == 0, 0.0, 1.0) for x in sizes])
     raise NotImplementedError(f"found p={p!r}; expected 0, 1, 2, inf or -inf")
+
+
+def true_divide(a: Any, b: Any) -> Any:
+    """Of integers a real, too."""
+    return _core.to_real(_core.constant(a)) / b
+
+
+def nan_to_num(x: Any, nan: Any, posinf: Any, neginf: Any) -> Any:
+    if posinf is None or neginf is None:
+        raise NotImplementedError("nan_to_num in a score or mask: posinf and neginf are left out; expected all of nan, posinf, neginf")
+    found = where(is_nan(x), nan, x)
+    return where(found == math.inf, posinf, where(found == -math.inf, neginf, found))

@@ -21,8 +21,8 @@ from jax.interpreters import ad, batching, mlir
 
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
+from .argument_errors import public
 from .describe import SEPARATOR, Description, Options, describe, description_of, read, wanted_gradients
-from .doors import public
 from .jax_derivatives import Forward, is_real, of_backward, of_forward
 from .jax_partition import can_split, partitioned, placed
 from .jax_trace import JaxTracer

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core
+from .argument_errors import public
 from .describe import Description, Options, describe
-from .doors import public
 from .jax_trace import JaxTracer
 from .signatures import Mask, ScoreMod, Settings, check_names
 

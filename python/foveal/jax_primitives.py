@@ -2,7 +2,7 @@
 
 JAX traces the function as it does any other, so that all it knows may stand there: indexing of every kind, arrays in attributes, `jit`, `vmap` and
 `grad` inside, `cond`, `switch`, loops of a known length. What depends on no symbol is computed by JAX; a primitive on symbols has its meaning in
-jax_trace's table or below. Where JAX knows a derivative of the user's own, which an expression cannot hold, the function is refused.
+the table of jax_table or below. Where JAX knows a derivative of the user's own, which an expression cannot hold, the function is refused.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import numpy as np
 
 from . import _core, formulas
 from ._core import Expr
-from .calls import Call, Meaning, binary, over_dims
-from .trace import Along, At, Capture, Symbols, of_part
+from .captures import Along, At, Capture, of_part
+from .framework_calls import Call, Meaning, binary, over_dims
+from .symbols import Symbols
 
 MAX_STEPS = 64  # of a loop that is unrolled
 MAX_CHOICES = 64  # expressions that an index chooses from
 _OWN = str(pathlib.Path(jax.__file__).parent)
 
-# Primitives by the names of jax_trace's table.
+# Primitives by the names of the table of jax_table.
 _NAMES = {
     **{name: name for name in "abs add and ceil cos cosh eq erf exp exp2 expm1 floor ge gt le log log1p logistic lt mul ne neg or".split()},
     **{name: name for name in "acos acosh asin asinh atan atan2 atanh erfc".split()},

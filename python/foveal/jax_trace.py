@@ -2,13 +2,12 @@
 
 A symbol is an array of expressions with JAX's shape and dtype. While a function is traced it sees stand-ins for the modules of JAX and for
 their functions: a call on symbols is first evaluated abstractly by JAX, which checks the arguments and says the shape and dtype of the result;
-what it means for expressions stands in the table below. A function that does not get through is traced by JAX itself (jax_primitives); what
+what it means for expressions stands in a table (jax_table). A function that does not get through is traced by JAX itself (jax_primitives); what
 does not get through there, either, is refused.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 import types
 from dataclasses import dataclass
@@ -18,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _core, formulas, jax_primitives, numpy_on_symbols, questions, special
+from . import _core, jax_primitives, numpy_on_symbols, refusals
 from ._core import Expr, Type
-from .calls import Call, CallTracer, Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, same, signature_of
-from .calls import rounding, shift, stopped, unary
-from .trace import Capture, Symbols
+from .captures import Capture
+from .framework_calls import Call, CallTracer
+from .jax_table import TABLE
+from .symbols import Symbols
 
 _NARROW = {"uint8": (0, 256), "uint16": (0, 65536), "uint32": (0, 2**32), "int8": (128, 256), "int16": (32768, 65536)}
 _DTYPES = {Type.boolean: np.dtype("bool"), Type.integer: np.dtype("int32"), Type.real: np.dtype("float32")}
@@ -59,7 +59,7 @@ class Symbol(Symbols):
         """NumPy's operators, of its arrays and symbols, and its functions: by jnp's of the name."""
         name = ufunc.__name__
         if method != "__call__" or keywords or not hasattr(jnp, name):
-            raise questions.refused(numpy_on_symbols.refusal(name))
+            raise refusals.refused(numpy_on_symbols.refusal(name))
         return _call(self._tracer, name, getattr(jnp, name), inputs, {})
 
     def __getitem__(self, index: Any) -> Any:
@@ -71,263 +71,9 @@ class Symbol(Symbols):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not callable(getattr(jax.Array, name, None)) or not hasattr(jnp, name):
             if not name.startswith("_") and hasattr(jax.Array, name):  # for which hasattr() and getattr() would have another answer than for an array
-                raise questions.refused_here(NotImplementedError(f"jax.Array.{name} in a score or mask: a symbol has none"))
+                raise refusals.refused_here(NotImplementedError(f"jax.Array.{name} in a score or mask: a symbol has none"))
             raise AttributeError(f"{name}: no attribute of an array in a score or mask")
         return lambda *args, **kwargs: _call(self._tracer, name, getattr(jnp, name), (self, *args), kwargs)
-
-
-# ---- what calls mean for expressions ----
-
-
-def _clamp(min: Any, x: Any, max: Any) -> Any:
-    """min(max(x, min), max), also where the bounds cross or one is NaN. The derivative belongs to what is strictly beyond the others."""
-    found = _core.stop_gradient(formulas.clipped(x, min, max))
-    outside = _core.where((x < min) & (_core.constant(min) < max), min, _core.where((x > max) & ~formulas.is_nan(_core.constant(min)), max, found))
-    return _core.where((x > min) & (x < max), x, outside)
-
-
-@signature_of
-def _REDUCTION(a: Any, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> None: ...  # noqa: N802
-
-
-@signature_of
-def _EXTREME(a: Any, axis: Any = None, *, keepdims: bool = False) -> None: ...  # noqa: N802
-
-
-@signature_of
-def _NORM(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> None: ...  # noqa: N802
-
-
-def _norm(call: Call) -> Any:
-    arguments = call.bind(_NORM)
-    p, axis = arguments["ord"], arguments["axis"]
-    one = isinstance(axis, int) or (len(arguments["x"].shape) if axis is None else len(axis)) <= 1
-    if p is not None and not one:
-        raise call.refuse(f"ord={p!r} of a matrix; expected a vector norm: one axis")
-    return over_dims(call, lambda items: formulas.norm(items, {None: 2, "fro": 2}.get(p, p), at_zero=False, abs=_abs), arguments["x"], axis)
-
-
-def _power(call: Call) -> Any:
-    given = [*call.args, *call.kwargs.values()]
-    if isinstance(given[1], int) and not isinstance(given[1], bool):
-        x = call.symbol(given[0])
-        if call.tracer.type_of(call.result.dtype) == Type.integer:
-            return call.made([formulas.power(item, given[1]) for item in x._items], call.result)
-    return binary(formulas.power)(call)
-
-
-def _hypot(a: Any, b: Any) -> Any:
-    a, b = _abs(_core.to_real(a)), _abs(_core.to_real(b))
-    large, small = _core.maximum(a, b), _core.minimum(a, b)
-    ratio = small / _core.where(large == 0.0, 1.0, large)
-    return _core.where(formulas.is_infinite(a) | formulas.is_infinite(b), math.inf, _core.where(large == 0.0, large, large * _core.sqrt(1.0 + ratio * ratio)))
-
-
-def _signed(meaning: Meaning) -> Meaning:
-    """For functions that wrap around on unsigned integers."""
-
-    def checked(call: Call) -> Any:
-        if any(jnp.issubdtype(value.dtype, jnp.unsignedinteger) for value in call.args if hasattr(value, "dtype")):
-            raise call.refuse("unsigned integers, on which JAX's own wraps around; expected reals or signed integers")
-        return meaning(call)
-
-    return checked
-
-
-def _or_by_zero(divide: Callable[[Any, Any], Any], by_zero: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    """Integers divided by zero give what XLA gives: https://openxla.org/stablehlo/spec#divide leaves it open, its compilers agree."""
-
-    def divided(a: Any, b: Any) -> Any:
-        found = divide(a, b)
-        if formulas.is_real(_core.constant(a) + b):
-            return found
-        return _core.where(_core.constant(b) == 0, by_zero(_core.constant(a)), found)
-
-    return divided
-
-
-def _floor_divide(call: Call) -> Any:
-    signed = not jnp.issubdtype(call.result.dtype, jnp.unsignedinteger)
-    return binary(_or_by_zero(formulas.floor_divide, lambda a: _core.where(a == 0, -1, -2) if signed else -1))(call)
-
-
-def _divide(a: Any, b: Any) -> Any:
-    return _core.to_real(_core.constant(a)) / b
-
-
-def _clip(arr: Any, min: Any = None, max: Any = None, *, a_min: Any = None, a_max: Any = None) -> Any:
-    return formulas.clipped(arr, a_min if min is None else min, a_max if max is None else max)
-
-
-@signature_of
-def _ROUND(a: Any, decimals: int = 0) -> None: ...  # noqa: N802
-
-
-def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
-    if posinf is None or neginf is None:
-        raise NotImplementedError("nan_to_num in a score or mask: posinf and neginf are left out; expected all of nan, posinf, neginf")
-    found = _core.where(formulas.is_nan(x), nan, x)
-    return _core.where(found == math.inf, posinf, _core.where(found == -math.inf, neginf, found))
-
-
-_layout = layout(lambda first, last, shape: np.arange(first, last).reshape(shape), lambda found: np.asarray(found).reshape(-1).tolist())
-_abs = formulas.both(lambda x: _core.where(x >= 0.0, x, -x), _core.abs)  # its derivative at 0 is 1
-_gelu = elementwise(lambda x, approximate=True: formulas.gelu_tanh(x) if approximate else formulas.gelu(x))
-_slope: Callable[[Any, Any], Any] = lambda x, slope: _core.where(x >= 0.0, x, slope * x)  # noqa: E731
-
-_UNARY: dict[str, Callable[[Any], Any]] = {
-    **{name: getattr(_core, name) for name in "exp exp2 log log2 sqrt tanh sin cos tan".split()},
-    "abs": _abs,
-    "absolute": _abs,
-    "fabs": _abs,
-    "rsqrt": _core.rsqrt,
-    "erf": _core.erf,
-    "sigmoid": _core.sigmoid,
-    "logistic": _core.sigmoid,
-    "expit": _core.sigmoid,
-    "log10": lambda x: _core.log(x) * (1.0 / math.log(10.0)),
-    "log1p": formulas.log1p,
-    "expm1": formulas.expm1,
-    "sinh": formulas.sinh,
-    "cosh": formulas.cosh,
-    **{name: getattr(special, name.replace("arc", "a")) for name in "atan arctan asin arcsin acos arccos asinh arcsinh acosh arccosh atanh arctanh".split()},
-    "erfc": special.erfc,
-    "square": formulas.square,
-    "reciprocal": lambda x: 1.0 / x,
-    "neg": operator.neg,
-    "negative": operator.neg,
-    "pos": lambda x: x,
-    "positive": lambda x: x,
-    "sign": formulas.sign,
-    "floor": formulas.floor,
-    "ceil": formulas.ceil,
-    "trunc": formulas.trunc,
-    "fix": formulas.trunc,
-    "rint": formulas.round_half_even,
-    "deg2rad": lambda x: x * (math.pi / 180.0),
-    "radians": lambda x: x * (math.pi / 180.0),
-    "rad2deg": lambda x: x * (180.0 / math.pi),
-    "degrees": lambda x: x * (180.0 / math.pi),
-    "isnan": formulas.is_nan,
-    "isinf": formulas.is_infinite,
-    "isfinite": formulas.is_finite,
-    "logical_not": formulas.logical_not,
-    "bitwise_not": operator.invert,
-    "invert": operator.invert,
-    "logit": formulas.logit,
-}
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "subtract": operator.sub,
-    "mul": operator.mul,
-    "multiply": operator.mul,
-    "truediv": _divide,
-    "divide": _divide,
-    "true_divide": _divide,
-    **dict.fromkeys(("mod", "remainder"), _or_by_zero(formulas.remainder, lambda a: a * 0)),
-    "fmod": _or_by_zero(formulas.fmod, lambda a: a * 0),
-    "maximum": _core.maximum,
-    "minimum": _core.minimum,
-    "logaddexp": formulas.logaddexp,
-    "logaddexp2": formulas.logaddexp2,
-    "hypot": _hypot,
-    **dict.fromkeys(("atan2", "arctan2"), special.atan2),
-    "float_power": _core.pow,
-    "eq": operator.eq,
-    "equal": operator.eq,
-    "ne": operator.ne,
-    "not_equal": operator.ne,
-    "lt": operator.lt,
-    "less": operator.lt,
-    "le": operator.le,
-    "less_equal": operator.le,
-    "gt": operator.gt,
-    "greater": operator.gt,
-    "ge": operator.ge,
-    "greater_equal": operator.ge,
-    "logical_and": formulas.logical_and,
-    "logical_or": formulas.logical_or,
-    "logical_xor": formulas.logical_xor,
-    "and": operator.and_,
-    "bitwise_and": operator.and_,
-    "or": operator.or_,
-    "bitwise_or": operator.or_,
-    "xor": operator.xor,
-    "bitwise_xor": operator.xor,
-}
-
-_TABLE: dict[str, Meaning] = {
-    **{name: unary(fn) for name, fn in _UNARY.items()},
-    **{name: binary(fn) for name, fn in _BINARY.items()},
-    **dict.fromkeys(("floordiv", "floor_divide"), _floor_divide),
-    **dict.fromkeys(("lshift", "left_shift", "bitwise_left_shift"), shift(formulas.shift_left)),
-    **dict.fromkeys(("rshift", "right_shift", "bitwise_right_shift"), shift(formulas.shift_right)),
-    "pow": _power,
-    "power": _power,
-    "integer_pow": _power,
-    "clip": elementwise(_clip, 3),
-    "where": elementwise(lambda condition, x, y: _core.where(_core.to_boolean(condition), x, y), 3),
-    "round": rounding(_ROUND),
-    "nan_to_num": elementwise(_nan_to_num),
-    # jax.nn
-    "relu": unary(formulas.relu),
-    "relu6": unary(lambda x: formulas.bounded(x, 0.0, 6.0)),
-    "silu": unary(formulas.silu),
-    "swish": unary(formulas.silu),
-    "mish": unary(formulas.mish),
-    "softplus": unary(formulas.softplus),
-    "log_sigmoid": _signed(unary(formulas.log_sigmoid)),
-    "soft_sign": unary(formulas.softsign),
-    "hard_tanh": _signed(unary(lambda x: formulas.clamped(x, -1.0, 1.0))),
-    "hard_sigmoid": unary(formulas.hard_sigmoid),
-    "hard_silu": unary(lambda x: x * formulas.hard_sigmoid(x)),
-    "hard_swish": unary(lambda x: x * formulas.hard_sigmoid(x)),
-    "selu": unary(formulas.selu),
-    "elu": elementwise(lambda x, alpha=1.0: formulas.elu(x, alpha)),
-    "celu": elementwise(lambda x, alpha=1.0: formulas.celu(x, alpha)),
-    "leaky_relu": elementwise(lambda x, negative_slope=0.01: _slope(x, negative_slope)),
-    "gelu": _gelu,
-    # reductions
-    "sum": reduction(formulas.total, _REDUCTION, "axis"),
-    "mean": reduction(formulas.mean, _REDUCTION, "axis"),
-    "prod": reduction(formulas.product, _REDUCTION, "axis"),
-    "max": reduction(formulas.largest, _EXTREME, "axis"),
-    "amax": reduction(formulas.largest, _EXTREME, "axis"),
-    "min": reduction(formulas.smallest, _EXTREME, "axis"),
-    "amin": reduction(formulas.smallest, _EXTREME, "axis"),
-    "any": reduction(formulas.any_of, _EXTREME, "axis"),
-    "all": reduction(formulas.all_of, _EXTREME, "axis"),
-    "logsumexp": reduction(formulas.logsumexp, _EXTREME, "axis"),
-    "norm": _norm,
-    "dot": matmul,
-    "inner": matmul,
-    "matmul": matmul,
-    # jax.lax, where its functions of a name are others
-    "lax.max": binary(_core.maximum),
-    "lax.min": binary(_core.minimum),
-    "lax.div": binary(_or_by_zero(lambda x, y: _divide(x, y) if formulas.is_real(_core.constant(x) + y) else formulas.trunc_divide(x, y), lambda x: -1)),
-    "lax.rem": binary(_or_by_zero(formulas.fmod, lambda x: x)),
-    "lax.select": elementwise(lambda pred, on_true, on_false: _core.where(pred, on_true, on_false), 3),
-    "lax.clamp": elementwise(_clamp, 3),
-    "stop_gradient": stopped,
-    # conversions and constants
-    "astype": cast,
-    "convert_element_type": cast,
-    "float32": cast,
-    "asarray": cast,
-    "array": cast,
-    "copy": same,
-    "zeros_like": filled(0),
-    "ones_like": filled(1),
-    "full_like": filled(None),
-    # moving elements
-    **dict.fromkeys(
-        "getitem reshape ravel squeeze expand_dims transpose swapaxes moveaxis broadcast_to flip roll repeat tile stack concatenate hstack vstack "
-        "diagonal take".split(),
-        _layout,
-    ),
-}
 
 
 # ---- the call, evaluated abstractly ----
@@ -395,11 +141,11 @@ def _call(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kwar
     try:
         return _called(tracer, name, func, args, kwargs)
     except Exception as error:
-        raise questions.refused(error)
+        raise refusals.refused(error)
 
 
 def _called(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    meaning = _TABLE.get(name)
+    meaning = TABLE.get(name)
     if meaning is None:
         raise NotImplementedError(f"jax's {name} is not part of the score language; use the functions of foveal (where, clamp, exp, tanh, ...)")
     args = tuple(tracer.seen(value) for value in args)
@@ -435,7 +181,7 @@ class _Function:
             return Capture(self._tracer, concrete) if isinstance(concrete, (jax.Array, jax.core.Tracer)) else concrete
         name = self._func.__name__
         lax = "lax." + name
-        in_lax = (self._func.__module__ or "").startswith(("jax._src.lax", "jax.lax")) and lax in _TABLE
+        in_lax = (self._func.__module__ or "").startswith(("jax._src.lax", "jax.lax")) and lax in TABLE
         return _call(self._tracer, lax if in_lax else name, self._func, args, kwargs)
 
 
@@ -520,10 +266,10 @@ class JaxTracer(CallTracer):
         try:
             return super().run(fn, arguments)
         except (TypeError, NotImplementedError, AttributeError, IndexError, ValueError) as refused:
-            questions.forget_refusals()
+            refusals.forget()
             del self.params[known:], self.arrays[known:]
             try:
-                return jax_primitives.traced(self, _TABLE, fn, arguments)
+                return jax_primitives.traced(self, TABLE, fn, arguments)
             except jax_primitives.OwnRule:
                 raise
             except Exception as unread:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from . import _core, arrays, formulas, questions
+from . import _core, arrays, formulas, refusals
 from ._core import Expr
 
 
@@ -65,7 +65,7 @@ def _ufunc(self: Expr, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -
     try:
         return getattr(ufunc, method)(*operands, **keywords)
     except TypeError as error:
-        raise questions.refused(refusal(ufunc.__name__)) from error
+        raise refusals.refused(refusal(ufunc.__name__)) from error
 
 
 def _function(self: Expr, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
@@ -74,13 +74,13 @@ def _function(self: Expr, function: Any, types: Any, inputs: Any, keywords: Any)
     except TypeError:
         made = None
     if made is None:
-        raise questions.refused(refusal(function.__name__))
+        raise refusals.refused(refusal(function.__name__))
     return made
 
 
 def refused(self: Any, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
     """For symbols of other frameworks, and arrays of expressions."""
-    raise questions.refused(refusal(function.__name__))
+    raise refusals.refused(refusal(function.__name__))
 
 
 def install() -> None:

@@ -27,7 +27,7 @@ from . import _core, logging, transformers_alibi
 from ._core import Expr
 from .describe import Options, Rng, describe
 from .torch.operators import bound, call, draw_rng
-from .torch_trace import TorchTracer
+from .torch.tracing import TorchTracer
 
 
 def register(name: str = "foveal") -> None:

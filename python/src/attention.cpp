@@ -10,8 +10,8 @@
 #include <initializer_list>
 #include <vector>
 
-#include "ahead.h"
 #include "array.h"
+#include "background_compile.h"
 #include "call.h"
 #include "cuda/jit/shipped.h"
 #include "module.h"

@@ -9,8 +9,8 @@
 #include <functional>
 #include <set>
 
-#include "ahead.h"
 #include "array.h"
+#include "background_compile.h"
 #include "expression.h"
 #include "plan/signature.h"
 

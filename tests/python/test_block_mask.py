@@ -114,7 +114,7 @@ def test_blocks_that_are_not_listed_are_not_visited():
     rows = torch.arange(32, dtype=torch.int32, device="cpu")
     diagonal = BlockMask.from_kv_blocks(torch.ones(1, 1, 32, dtype=torch.int32, device="cpu"), rows.reshape(1, 1, 32, 1).expand(-1, -1, -1, 32).contiguous(), BLOCK_SIZE=64)
     found = foveal._core.tile_classes(
-        *(lambda d: (d.mask, d.params, d.arrays))(foveal.describe.describe(None, as_mask(diagonal, q, 2048), tracer=foveal.torch_trace.TorchTracer())),
+        *(lambda d: (d.mask, d.params, d.arrays))(foveal.describe.describe(None, as_mask(diagonal, q, 2048), tracer=foveal.torch.tracing.TorchTracer())),
         2048, 2048, 64, 64, 0, 0,
     )  # fmt: skip
     assert torch.equal(torch.frombuffer(bytearray(found), dtype=torch.int8).reshape(32, 32), 2 * torch.eye(32, dtype=torch.int8, device="cpu"))
@@ -272,7 +272,7 @@ def test_a_mask_mod_whose_globals_change_is_compared_again(monkeypatch):
 
 def test_a_mask_mod_that_asks_for_its_device_is_compared_as_on_that_device():
     """It was taken for a CPU's, whose mask may say the same as the lists where a GPU's does not."""
-    tracer = foveal.torch_trace.TorchTracer
+    tracer = foveal.torch.tracing.TorchTracer
     block_mask = create_block_mask(causal, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
     table = block_masks._block_classes(block_mask)
     for kind in ("cpu", "cuda"):

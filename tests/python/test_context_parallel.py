@@ -473,8 +473,8 @@ def test_errors_of_all_ranks_are_told_from_those_of_one():
     """Where messages go from GPU to GPU: by the group's store."""
     run(
         """
-        from foveal.torch.context_parallel import _Refusals
-        refusals = _Refusals(dist.group.WORLD, 2, 0.5)
+        from foveal.torch.context_transport import Refusals
+        refusals = Refusals(dist.group.WORLD, 2, 0.5)
         assert refusals.are_of_all()
         if rank == 1:
             assert not refusals.are_of_all()

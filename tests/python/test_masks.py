@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 import foveal
-from foveal import guards
+from foveal import trace_key
 
 S = 96
 IDS = numpy.repeat(numpy.arange(6, dtype=numpy.int32), 16)
@@ -77,7 +77,7 @@ def test_masks_combine(mask, text):
     q, k, v = tensors()
     expected = foveal.attention(q, k, v, mask=text, params={name: x for name, x in (("ids", IDS), ("chosen", GLOBAL)) if name in text})
     assert numpy.array_equal(foveal.attention(q, k, v, mask=mask), expected)
-    assert guards.key_of((None, mask), None) is not None  # it is traced once
+    assert trace_key.key_of((None, mask), None) is not None  # it is traced once
 
 
 @pytest.mark.parametrize("other", [3, None, "causal()"])
@@ -134,7 +134,7 @@ def test_what_is_no_such_array_is_refused(make, error, words):
 
 
 def test_a_mask_is_traced_once():
-    assert guards.key_of((None, foveal.document(IDS)), None) is not None
+    assert trace_key.key_of((None, foveal.document(IDS)), None) is not None
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda expr: pickle.loads(pickle.dumps(expr))], ids="copy deepcopy pickle".split())

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import foveal
 import foveal.torch
-from foveal import torch_trace
+from foveal.torch import tracing
 from places import seeded
 
 HEADS, LEN, DIM = 2, 7, 4
@@ -189,7 +189,7 @@ ARGUMENTS = {
     "nan_to_num": lambda x, y: torch.nan_to_num(x, 1.0, 2.0, -2.0),
     "nan": lambda x, y: torch.where(torch.isnan(torch.where(x > 0, x, math.nan)), y, x) + torch.full_like(x, math.nan).isnan() * x.masked_fill(x > 1, math.nan).isnan(),
     "detach": lambda x, y: x.detach() * y,
-    "data": lambda x, y: x.data * y if isinstance(x, torch_trace.Symbol) else x.detach() * y,
+    "data": lambda x, y: x.data * y if isinstance(x, tracing.Symbol) else x.detach() * y,
     "zeros_like": lambda x, y: torch.zeros_like(x) + y,
     "full_like": lambda x, y: torch.full_like(x, 2.5) * y,
     "new_full": lambda x, y: x.new_full((), 2.5) * y,
@@ -352,7 +352,7 @@ def test_reductions(name, tied):
 def test_products_of_vectors(name):
     def score_mod(s, b, h, i, j):
         a, c = E[i], T[j, 0]
-        if name == "sum" or not isinstance(s, torch_trace.Symbol):
+        if name == "sum" or not isinstance(s, tracing.Symbol):
             return s * 0.1 + (a * c).sum(-1)
         return s * 0.1 + (a @ c if name == "matmul" else getattr(torch, name)(a, c))
 
@@ -511,7 +511,7 @@ def test_every_function_of_the_table_is_tested():
     others += "bitwise_not bitwise_or bitwise_xor bitwise_right_shift logical_or contiguous clone cpu cuda item byte char short half bfloat16 double "
     others += "float type new_zeros ones_like ravel flatten unflatten expand_as broadcast_to reshape_as view_as permute swapaxes swapdims movedim "
     others += "narrow select split chunk concat hstack vstack roll repeat tile diagonal atleast_1d atleast_2d getitem eq ne lt le gt ge lshift rshift mul"
-    assert not set(torch_trace._TABLE) - words - set(others.split())
+    assert not set(tracing.table.TABLE) - words - set(others.split())
 
 
 DTYPES = sorted({str(x).removeprefix("torch.") for x in vars(torch).values() if isinstance(x, torch.dtype)})

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 import foveal
 import foveal.describe
 import foveal.torch
-from foveal import torch_trace
+from foveal.torch.tracing import shapes
+from foveal.torch.tracing.table import TABLE
 
 REALS = [-2.5, -1.0, -0.5, -0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.0]  # with the kinks and ties of the functions below
 OTHERS = [0.5, -1.0, 2.0, 0.0, 1.0, 0.25, -0.5, 1.0, 1.5, -3.0]
@@ -137,10 +138,10 @@ OF_ARRAYS = set(
     "new_ones full_like new_full new_tensor to type float double half bfloat16 int long short char bool byte type_as contiguous clone cpu cuda item detach "
     "threshold softmax log_softmax linear embedding index_select var std isin bucketize searchsorted einsum normalize dropout layer_norm rms_norm group_norm cumsum cumprod".split()
 )
-MOVED = {name for name, meaning in torch_trace._TABLE.items() if meaning in (torch_trace._layout, torch_trace._layout_as)}
+MOVED = {name for name, meaning in TABLE.items() if meaning in (shapes.moved, shapes.moved_as)}
 OPERATORS = {"truediv": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod, "and": operator.and_, "or": operator.or_,
              "xor": operator.xor, "lshift": operator.lshift, "rshift": operator.rshift, "invert": operator.invert}  # fmt: skip
-NAMES = [name for name in torch_trace._TABLE if name not in OF_ARRAYS | MOVED]
+NAMES = [name for name in TABLE if name not in OF_ARRAYS | MOVED]
 FORMS = [(name, where, fn) for name in NAMES for where, fn in [*forms_of(name), *([(f"operator.{name}", OPERATORS[name])] if name in OPERATORS else [])]]
 FORMS += [(name, f"operator.{name}", getattr(operator, name)) for name in "add sub mul pow eq ne lt le gt ge abs neg pos".split()]
 
@@ -536,7 +537,7 @@ def test_arrays(name):
 
 def test_every_name_of_the_table_has_a_case():
     written = " ".join([*SHAPED, *ARGUMENTS]).split()
-    rest = [name for name in torch_trace._TABLE if name not in NAMES and name not in written]
+    rest = [name for name in TABLE if name not in NAMES and name not in written]
     assert set(rest) <= NOT_HERE, sorted(set(rest) - NOT_HERE)
 
 

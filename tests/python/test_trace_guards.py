@@ -1035,7 +1035,7 @@ def test_the_host_time_of_an_unchanged_function_is_bounded():
     arguments = {"scale": None}
 
     def find():
-        foveal.describe.trace(score_mod, None, options, arguments, foveal.torch_trace.TorchTracer)
+        foveal.describe.trace(score_mod, None, options, arguments, foveal.torch.tracing.TorchTracer)
 
     find()
     assert min(timeit.repeat(find, number=200, repeat=5)) / 200 < 100e-6

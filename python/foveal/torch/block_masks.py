@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .. import _core, logging
 from ..describe import describe
-from ..guards import key_of
-from ..torch_trace import TorchTracer
+from ..trace_key import key_of
 from .errors import CallError
 from .operators import whole_seqlens
+from .tracing import TorchTracer
 
 Mask = Callable[..., Any]
 

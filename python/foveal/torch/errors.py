@@ -1,4 +1,4 @@
-"""What the doors with torch's signatures raise."""
+"""What functions with torch's signatures raise."""
 
 from __future__ import annotations
 

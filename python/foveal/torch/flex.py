@@ -10,8 +10,8 @@ import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 
 from .._core import Expr
+from ..argument_errors import public
 from ..describe import Options
-from ..doors import public
 from ..signatures import check_flags
 from .block_masks import as_mask
 from .composite import row_maxima

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from .._core import Expr
+from ..argument_errors import public
 from ..describe import Description, Options, Rng, bind, describe
-from ..doors import public
 from ..signatures import Arguments, Mask, Running, ScoreMod, Settings, check_flags, check_names, check_seeds, tokens
-from ..torch_trace import TorchTracer
 from .operators import bound, call, draw_rng
+from .tracing import TorchTracer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .. import doors
+from .. import argument_errors
 from .._core import Expr, Program
 from ..describe import Bound, Options, Rng, program, trace
 from ..signatures import Mask, Paged, ScoreMod, length_slots
-from ..torch_trace import TorchTracer
 from . import composite, examples, sharded
+from .tracing import TorchTracer
 
 # The operators. torch.compile and torch.export see these; eager code takes the autograd.Function below, which calls the same program.
 # Tensors first, then `key`, which names the program. seed and offset are the bits of unsigned numbers. Beside a block_table, cu_kv is seqlens_kv.
@@ -31,7 +31,7 @@ def as_rows(dout: Tensor) -> Tensor:
     return dout.contiguous() if dout.is_cuda and dout.stride(-1) != 1 else dout
 
 
-doors.is_compiling = torch.compiler.is_compiling
+argument_errors.is_compiling = torch.compiler.is_compiling
 
 _runs = [0]  # of the forward operator
 
@@ -276,7 +276,7 @@ def dtype_of(tensor: Tensor) -> torch.dtype:
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
-# How a door names what it calls: in eager code the program itself; where torch.compile traces, its key, a constant.
+# How a public function names what it calls: in eager code the program itself; where torch.compile traces, its key, a constant.
 Found = Program | str
 
 

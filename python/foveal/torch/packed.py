@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..argument_errors import public
 from ..describe import Options, Rng
-from ..doors import public
 from ..signatures import Paged, check_flags
 from .errors import CallError
 from .operators import bound, call, draw_rng

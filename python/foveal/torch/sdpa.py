@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
+from ..argument_errors import public
 from ..describe import Options, Rng, without_gradient
-from ..doors import public
 from ..signatures import check_flags
 from .errors import CallError
 from .operators import bound, call, draw_rng, dtype_of, whole_seqlens

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._core import Type
 from ..describe import SEPARATOR, Options, bind, describe, program, read
-from ..torch_trace import TorchTracer
+from .tracing import TorchTracer
 
 _DTYPES = {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch.float32}
 _FIRST = {"batch": "first_batch_", "head": "first_head_"}  # scalars that a rank's program reads: where its shard begins
@@ -25,7 +25,7 @@ def is_sharded(tensors: Sequence[Tensor]) -> bool:
 def attend(
     call: Callable[..., tuple[Tensor, Tensor]], key: str, params: Sequence[Any], q: Any, k: Any, v: Any, packed: bool
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse), split as q is; call: the door's own, for what each rank holds."""
+    """(out, lse), split as q is; call: the public function's own, for what each rank holds."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     made = program(key)

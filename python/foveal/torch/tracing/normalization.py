@@ -1,4 +1,4 @@
-"""torch's layer_norm, rms_norm and group_norm of the small vectors in a score or mask."""
+"""torch's layer_norm, rms_norm, group_norm, normalize and cosine_similarity, of the small vectors in a score or mask."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from . import formulas
-from .calls import Call, signature_of
-from .trace import broadcast, groups
+from ... import formulas
+from ...framework_calls import Call, Meaning, signature_of
+from ...symbols import broadcast, groups
 
 
 @signature_of
@@ -69,3 +69,33 @@ def _scaled(call: Call, items: list[Any], shape: tuple[int, ...], by: tuple[Any,
             own = call.symbol(tensor)
             items = [combined(*both) for both in broadcast([(items, shape), (own._items, as_shape or own._shape)], shape)]
     return call.made(items, call.result)
+
+
+@signature_of
+def _NORMALIZE(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> None: ...  # noqa: N802
+
+
+def _normalize(call: Call) -> Any:
+    """torch.nn.functional.normalize."""
+    given, p, dim, eps = call.bind(_NORMALIZE).values()
+    x = call.symbol(given)
+    return x / x.norm(p, dim, keepdim=True).clamp_min(eps)
+
+
+@signature_of
+def _SIMILARITY(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> None: ...  # noqa: N802
+
+
+def _cosine_similarity(call: Call) -> Any:
+    a, b, dim, eps = call.bind(_SIMILARITY).values()
+    a, b = call.symbol(a), call.symbol(b)
+    return ((a / a.norm(2, dim, keepdim=True).clamp_min(eps)) * (b / b.norm(2, dim, keepdim=True).clamp_min(eps))).sum(dim)
+
+
+TABLE: dict[str, Meaning] = {
+    "normalize": _normalize,
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "group_norm": group_norm,
+    "cosine_similarity": _cosine_similarity,
+}

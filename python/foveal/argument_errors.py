@@ -19,7 +19,7 @@ R = TypeVar("R")
 _ERRORS = (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError, ArithmeticError)
 
 
-on_errors: list[Callable[[BaseException], None]] = []  # who must know when a door ends by an error, once for each
+on_errors: list[Callable[[BaseException], None]] = []  # who must know when a public function ends by an error, once for each
 is_compiling: Callable[[], bool] = lambda: False  # whether torch.compile traces this code: foveal.torch knows
 
 
@@ -28,17 +28,17 @@ def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
-        def door(*args: P.args, **kwargs: P.kwargs) -> R:
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 return function(*args, **kwargs)
             except _ERRORS as error:
-                if on_errors and not hasattr(error, "door"):
+                if on_errors and not hasattr(error, "public_function"):
                     on_errors[-1](error)
                 if not is_compiling():  # it cannot look at errors; a call that it leaves outside of compiled code comes by here again
                     explain(name, function, args, kwargs, error)
                 raise
 
-        return door
+        return checked
 
     return decorate
 
@@ -56,9 +56,9 @@ def explain(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
         _check_lengths(name, given)
         _check_arrays(name, given)
         _check_plain_beside_plain(name, given)
-        # A door within said it already, under another name.
+        # A public function within said it already, under another name.
         message = str(error)
-        for prefix in (getattr(error, "door", name), name.rpartition(".")[2], "attention"):
+        for prefix in (getattr(error, "public_function", name), name.rpartition(".")[2], "attention"):
             message = message.removeprefix(f"{prefix}: ")
         argument, separator, rest = message.partition(":")
         own = _OTHER_NAMES.get(argument, argument)
@@ -68,11 +68,11 @@ def explain(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
         found: Exception = kind(f"{name}: {message}")
     except _ERRORS as better:
         found = better
-    setattr(found, "door", name)
+    setattr(found, "public_function", name)
     raise found from error
 
 
-# What is called so within is another argument of doors that have another framework's signature.
+# What is called so within is another argument of functions that have another framework's signature.
 _OTHER_NAMES = {
     "q": "query", "k": "key", "v": "value", "mask": "block_mask", "cu_seqlens_q": "cu_seq_q", "cu_seqlens_kv": "cu_seq_k", "max_seqlen_q": "max_q",
     "max_seqlen_kv": "max_k", "seqlens_kv": "seqused_k", "rng.state": "rng_state",

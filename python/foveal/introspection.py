@@ -4,12 +4,10 @@ and getattr() with a default ask a symbol's own __getattr__, which refuses what 
 A symbol is no tensor, and its hash is none of its values': `isinstance(x, torch.Tensor)` would take another branch than the function does on
 tensors, `head in {0, 1}` would be false of every head. The first is answered as of what a symbol stands for, as are `x.__class__` and
 `case torch.Tensor():`; the second is refused. `type(x)` asks nobody, so that functions that call it get another `type` while they run
-(types_answered): those that trace.py finds, which refuses what their bytecode shows to be asked of a symbol, and those that are entered.
+(types_answered): those that type_calls.py finds, which refuses what their bytecode shows to be asked of a symbol, and those that are entered.
 
 The text of a symbol says nothing of its value either: it is for print(), for messages that libraries write, and for debuggers. A function that makes one
 itself might branch on it, and is refused.
-
-A refusal holds where the function catches it, too (`try: n = int(i)`, `except TypeError:`), as it goes on another way than on tensors.
 """
 
 from __future__ import annotations
@@ -20,32 +18,18 @@ import dis
 import sys
 import threading
 import types
-from typing import Any, Callable, Iterator, Sequence, TypeVar
+from typing import Any, Callable, Iterator, Sequence
 
-from . import _core, guards
+from . import _core, bytecode
+from .refusals import LIBRARIES, asked_by_a_library, here, package_of, refused, refused_here
 
 _isinstance, _issubclass = builtins.isinstance, builtins.issubclass
-_LIBRARIES = {"foveal", "jax", "numpy"}  # whose own code tells symbols and arrays apart
 _lock = threading.Lock()
 _tracing = 0  # functions, in all threads
 
 
-class _Here(threading.local):
-    count = 0  # functions, in this thread
-    printing = False  # within print()
-    refusal: Exception | None = None  # the first one of the function that runs
-
-
-_here = _Here()
-
-
-def _package(frame: types.FrameType) -> str:
-    name: str = frame.f_globals.get("__name__") or ""
-    return name.partition(".")[0]
-
-
 def _asked_by_library(frame: types.FrameType) -> bool:
-    return _package(frame) in _LIBRARIES
+    return package_of(frame) in LIBRARIES
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
@@ -93,7 +77,7 @@ _NAME: Any = type.__dict__["__name__"]
 
 def _meant(kind: SymbolType, frame: types.FrameType) -> type:
     """The class itself for libraries, whose own code tells symbols and arrays apart, and for what Python's abstract classes remember."""
-    if not _here.count or _package(frame) in {"torch", "abc", *_LIBRARIES}:
+    if not here.count or package_of(frame) in {"torch", "abc", *LIBRARIES}:
         return kind
     if kind.array_type is None:
         raise refused(TypeError("a score or mask asks for the type() of a symbol, which is not what it stands for; expected isinstance()"))
@@ -137,7 +121,7 @@ def types_answered(scopes: Sequence[dict[str, Any]], is_the_users: Callable[[str
             return
         if "type" in frame.f_code.co_names:
             replace(frame.f_globals)
-        found = guards.past_names(frame.f_code)
+        found = bytecode.past_names(frame.f_code)
         if found is not None:
             refused(_past_names(found))
 
@@ -166,7 +150,7 @@ def _past_names(found: str) -> TypeError:
 
 def check_names(code: types.CodeType) -> None:
     """Refuses a function that comes by type() and isinstance() other than by these names."""
-    found = guards.past_names(code)
+    found = bytecode.past_names(code)
     if found is not None:
         raise _past_names(found)
 
@@ -179,7 +163,7 @@ _hasattr, _getattr = builtins.hasattr, builtins.getattr
 def _is_hidden(value: Any, name: Any, frame: types.FrameType) -> bool:
     """An attribute of a symbol that what it stands for has not."""
     stands_for = _getattr(type(value), "__stands_for__", None)
-    return stands_for is not None and _here.count > 0 and _package(frame) not in {"torch", *_LIBRARIES} and not _hasattr(stands_for(value), name)
+    return stands_for is not None and here.count > 0 and package_of(frame) not in {"torch", *LIBRARIES} and not _hasattr(stands_for(value), name)
 
 
 def _has_attribute(value: Any, name: str, /) -> bool:
@@ -220,7 +204,7 @@ def class_property(stands_for: Callable[[Any], type]) -> Any:
 
     def class_of(self: Any) -> type:
         frame = sys._getframe(1)
-        if not _here.count or _asked_by_library(frame):
+        if not here.count or _asked_by_library(frame):
             return type(self)
         if _instruction(frame) in _OF_A_CLASS:
             return stands_for(self)
@@ -244,13 +228,13 @@ def answered() -> Iterator[None]:
         setattr(builtins, "print", _print)
         setattr(builtins, "hasattr", _has_attribute)
         setattr(builtins, "getattr", _get_attribute)
-    outer, _here.refusal = _here.refusal, None
-    _here.count += 1
+    outer, here.refusal = here.refusal, None
+    here.count += 1
     try:
         yield
     finally:
-        _here.count -= 1
-        _here.refusal = outer
+        here.count -= 1
+        here.refusal = outer
         with _lock:
             _tracing -= 1
             if _tracing == 0:
@@ -259,39 +243,6 @@ def answered() -> Iterator[None]:
                 setattr(builtins, "print", _print_itself)
                 setattr(builtins, "hasattr", _hasattr)
                 setattr(builtins, "getattr", _getattr)
-
-
-_Refusal = TypeVar("_Refusal", bound=Exception)
-
-
-def refused(error: _Refusal) -> _Refusal:
-    """Notes a refusal of what tensors can, for check_refusals(), and gives it back."""
-    if _here.count and _here.refusal is None:
-        _here.refusal = error
-    return error
-
-
-def asked_by_a_library() -> bool:
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and _package(frame) == "foveal":
-        frame = frame.f_back
-    return frame is None or _package(frame) in {"torch", *_LIBRARIES}
-
-
-def refused_here(error: _Refusal) -> _Refusal:
-    """The same of what Python asks, which libraries do, too, and then go another way that gives the same."""
-    return error if asked_by_a_library() else refused(error)
-
-
-def check_refusals() -> None:
-    """When a function has returned: raises what it caught."""
-    error, _here.refusal = _here.refusal, None
-    if error is not None:
-        raise error
-
-
-def forget_refusals() -> None:
-    _here.refusal = None
 
 
 def no_hash(value: Any) -> int:
@@ -334,23 +285,23 @@ insides: Any = property(_insides)
 # ---- str(x), f"{x}", repr(x) ----
 
 # Whose code makes text for people: logging, warnings, debuggers.
-_SHOWING = _LIBRARIES | sys.stdlib_module_names | {"torch", "IPython", "_pytest", "_pydevd_bundle", "debugpy"}
+_SHOWING = LIBRARIES | sys.stdlib_module_names | {"torch", "IPython", "_pytest", "_pydevd_bundle", "debugpy"}
 _print_itself = builtins.print
 
 
 def _print(*values: Any, **named: Any) -> None:
-    outer, _here.printing = _here.printing, True
+    outer, here.printing = here.printing, True
     try:
         _print_itself(*values, **named)
     finally:
-        _here.printing = outer
+        here.printing = outer
 
 
 def text_by(plain: Callable[[Any], str]) -> Any:
     """A __repr__, or a __format__, that gives this text where nothing can follow from it."""
 
     def text(self: Any, spec: str = "") -> str:
-        if _here.count and not _here.printing and _package(sys._getframe(1)) not in _SHOWING:
+        if here.count and not here.printing and package_of(sys._getframe(1)) not in _SHOWING:
             raise refused(
                 TypeError(
                     "a score expression has no value while it is traced, and its text says none: leave out str(), repr() and f-strings; print(x) shows it"
@@ -365,7 +316,7 @@ _hash_of = _core.Expr.__hash__
 
 
 def _hash(self: _core.Expr) -> int:
-    return no_hash(self) if _here.count else _hash_of(self)
+    return no_hash(self) if here.count else _hash_of(self)
 
 
 def truth(self: Any) -> bool:
@@ -379,14 +330,14 @@ def truth(self: Any) -> bool:
 _truth_of = _core.Expr.__bool__
 def _copy(self: _core.Expr, *_: Any) -> _core.Expr:
     """copy.copy() and deepcopy() of an expression, which nothing changes. For symbols of functions that are traced: no_copy()."""
-    if _here.count:
+    if here.count:
         no_copy(self)
     return self
 
 
 def _reduce(self: _core.Expr, *_: Any) -> tuple[Any, ...]:
     """pickle: as text."""
-    if _here.count:
+    if here.count:
         no_copy(self)
     read = ", ".join(sorted(_core.params_of(self)))
     if read:

@@ -1,6 +1,6 @@
 """What calls of a framework's functions mean for expressions.
 
-A framework's front (torch_trace, jax_trace) first lets the framework itself check a call on stand-ins without data, which gives the shape and
+A framework's front (torch.tracing, jax_trace) first lets the framework itself check a call on stand-ins without data, which gives the shape and
 dtype of the result; then a meaning from its table makes the expressions. What a meaning does not understand is refused.
 """
 
@@ -15,8 +15,10 @@ from typing import Any, Callable, ClassVar, Iterator, Sequence
 
 from . import _core, arrays, formulas
 from ._core import Expr, Type
-from .numbers import Number
-from .trace import Capture, Symbols, Tracer, broadcast, groups
+from .captures import Capture
+from .runtime_numbers import Number
+from .symbols import Symbols, broadcast, groups
+from .trace import Tracer
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from .trace import Along, At, Capture
+from ...captures import Along, At, Capture
 
 NAMES = frozenset(
     "t transpose permute swapaxes swapdims movedim moveaxis unsqueeze squeeze select narrow unbind split chunk tensor_split view reshape flatten "

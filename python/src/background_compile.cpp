@@ -1,4 +1,4 @@
-#include "ahead.h"
+#include "background_compile.h"
 
 #include <unistd.h>
 

@@ -13,10 +13,10 @@ import operator
 import types
 from typing import Any, Callable, Mapping, NoReturn
 
-from . import questions
+from . import introspection, refusals
 from ._core import Expr
 
-Path = tuple[Any, ...]  # how a number is reached from a function, see guards.number_key_of
+Path = tuple[Any, ...]  # how a number is reached from a function, see number_key.py
 MOST_CONSTANTS = 4  # programs that a function's changing numbers make before they become scalars
 # Functions that look at what their values are may take another way for a Number.
 LOOKS_AT_VALUES = {"isinstance", "type", "repr", "str", "format", "hash", "id", "print", "callable", "hasattr", "getattr", "vars", "round"}
@@ -35,7 +35,7 @@ def _kind_of(value: float | int) -> tuple[Any, ...]:
         return (float,)
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         found = f"{type(value).__name__} {value}"
-        raise questions.refused(NeedsValue(f"a number that changes from call to call: found {found}; expected a float or an int of 64 bits"))
+        raise refusals.refused(NeedsValue(f"a number that changes from call to call: found {found}; expected a float or an int of 64 bits"))
     return int, -(1 << 31) <= value < 1 << 31, value == 0
 
 
@@ -77,12 +77,12 @@ class Number:
         return self.computed()._kind[:2] == (int, False)
 
     def _needs_value(self, *_: Any) -> NoReturn:
-        raise questions.refused(NeedsValue("a number that changes from call to call has no value while a function is traced"))
+        raise refusals.refused(NeedsValue("a number that changes from call to call has no value while a function is traced"))
 
     __bool__ = __float__ = __int__ = __index__ = __complex__ = __hash__ = __str__ = __repr__ = __format__ = _needs_value
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __round__ = __trunc__ = __floor__ = __ceil__ = __iter__ = _needs_value
 
-    __class__ = questions.class_property(_needs_value)
+    __class__ = introspection.class_property(_needs_value)
 
     def __reduce__(self) -> NoReturn:
         self._needs_value()
@@ -149,7 +149,7 @@ def replaced(value: Any, numbers: Mapping[Path, Number]) -> Any:
 
 
 class _Seen:
-    """An object, class or module with other values of some attributes, for a function that reads attributes of it and no more (guards)."""
+    """An object, class or module with other values of some attributes, for a function that reads attributes of it and no more (number_key.py)."""
 
     def __init__(self, value: Any, attributes: dict[str, Any]):
         self.__dict__.update(attributes)

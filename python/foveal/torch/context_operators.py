@@ -1,0 +1,204 @@
+"""The passes of a context: with autograd in eager mode, and as operators, which torch.compile sees.
+
+Operators take tensors first; seed and offset are the bits of unsigned numbers; context: the number of one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .._core import Program
+from ..describe import Rng, program
+from . import operators
+
+if TYPE_CHECKING:
+    from .context_parallel import ContextParallel
+
+_contexts: weakref.WeakValueDictionary[int, ContextParallel] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def register(context: ContextParallel) -> int:
+    """The number by which operators know it."""
+    number = next(_numbers)
+    _contexts[number] = context
+    return number
+
+
+def _context(number: int) -> ContextParallel:
+    found = _contexts.get(number)
+    if found is None:
+        raise RuntimeError("context_parallel: the context of this compiled code or graph is gone; expected it to live as long as these")
+    return found
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _rows_of(q: Tensor, heads_first: bool) -> tuple[int, int]:
+    """Heads and rows."""
+    if q.dim() == 3:
+        return q.shape[1], q.shape[0]
+    return (q.shape[1], q.shape[2]) if heads_first else (q.shape[2], q.shape[1])
+
+
+def _lse_shape(q: Tensor, heads_first: bool) -> tuple[int, ...]:
+    """Packed: [heads, tokens]."""
+    return (*q.shape[:-3], *_rows_of(q, heads_first))
+
+
+def forward(context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
+    plan = context.plan(found, (heads, heads_kv), q, v, params)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    lse = q.new_empty(_lse_shape(q, found.heads_first), dtype=_wide(q))
+    plan.forward([q, k, v, out, lse], found.params, list(params), found.heads_first, *rng)
+    return out, lse
+
+
+def _gradients(
+    context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor,
+    dlse: Tensor | None, params: Sequence[Tensor], want: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """Of q, k, v and the parameters; None where none is wanted."""
+    (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
+    plan = context.plan(found, (heads, heads_kv), q, v, params)
+    gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
+    trained = [i for i, wanted in enumerate(want[3:]) if wanted]
+    sums = [torch.empty(params[i].shape, dtype=_wide(params[i]), device=q.device) for i in trained]
+    tensors, names = [q, k, v, out, lse, operators.as_rows(dout), dlse, *gradients], found.params
+    plan.backward(tensors, names, list(params), [names[i] for i in trained], sums, found.heads_first, *rng)
+    of_params: list[Tensor | None] = [None] * len(params)
+    for i, total in zip(trained, sums):
+        of_params[i] = total.to(params[i].dtype)
+    return [*[g if wanted else None for g, wanted in zip(gradients, want)], *of_params]
+
+
+def is_seen_below(tensors: Sequence[Tensor]) -> bool:
+    """Whether something sees calls below torch's functions, which must be operators then; see operators.call()."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None or operators.is_any_dispatching(tensors)
+
+
+class _Shards(torch.autograd.Function):
+    """The eager path: the operators' bodies without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, *params: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = forward(context, found, rng, q, k, v, params)
+        ctx.context, ctx.found, ctx.rng = context, found, rng
+        state = () if rng.state is None else (rng.state,)
+        ctx.save_for_backward(q, k, v, out, lse, *params, *state)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+        want = ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled():
+            raise NotImplementedError("context_parallel: second derivatives (create_graph=True); expected first ones")
+        q, k, v, out, lse, *rest = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        if dlse is not None:
+            dlse = dlse.resolve_neg()
+        elif ctx.context.sends_dlse:
+            dlse = torch.zeros_like(lse)
+        rng = ctx.rng if ctx.rng.state is None else ctx.rng._replace(state=rest[-1])
+        return (None, None, None, *_gradients(ctx.context, ctx.found, rng, q, k, v, out, lse, dout, dlse, rest[: len(want) - 3], want))
+
+
+record: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, _Shards).apply  # as in operators.py
+
+
+@torch.library.custom_op("foveal::context_forward", mutates_args=())
+def forward_op(
+    q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_seqlens: list[Tensor], seed: int, offset: int, rng_state: Tensor | None,
+    key: str, context: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    _context(context)._check_packed(cu_seqlens)
+    q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+    return forward(_context(context), program(key), Rng(seed % 2**64, offset % 2**64, rng_state), q, k, v, params)
+
+
+@torch.library.custom_op("foveal::context_backward", mutates_args=())
+def _backward_op(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor, params: list[Tensor], seed: int, offset: int,
+    rng_state: Tensor | None, key: str, context: int, want: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+    rng = Rng(seed % 2**64, offset % 2**64, rng_state)
+    found = _gradients(_context(context), program(key), rng, q, k, v, out, lse, dout, dlse, params, want)
+    return [gradient for gradient in found if gradient is not None]
+
+
+@forward_op.register_fake
+def _(q: Any, k: Any, v: Any, params: Any, cu_seqlens: Any, seed: Any, offset: Any, rng_state: Any, key: Any, context: Any) -> Any:
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(_lse_shape(q, program(key).heads_first), dtype=_wide(q))
+
+
+@_backward_op.register_fake
+def _(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any, params: Any, seed: Any, offset: Any, rng_state: Any,
+    key: Any, context: Any, want: Any,
+) -> Any:  # fmt: skip
+    return [t.new_empty(t.shape) for t, wanted in zip((q, k, v, *params), want) if wanted]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, params, cu_seqlens, *run = inputs
+    ctx.sequences = len(cu_seqlens)
+    seed, offset, rng_state, ctx.key, ctx.number = run
+    ctx.seeds, ctx.want = (seed, offset), [t.requires_grad for t in (q, k, v, *params)]
+    ctx.save_for_backward(q, k, v, *output, rng_state, *params)
+
+
+def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse, rng_state, *params = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout
+    dlse = torch.zeros_like(lse) if dlse is None else dlse
+    found = iter(_backward_op(q, k, v, out, lse, dout, dlse, params, *ctx.seeds, rng_state, ctx.key, ctx.number, ctx.want))
+    gradients = [next(found) if wanted else None for wanted in ctx.want]
+    return (*gradients[:3], gradients[3:], [None] * ctx.sequences, *(None,) * 5)
+
+
+forward_op.register_autograd(_backward, setup_context=_setup)
+
+
+@torch.library.custom_op("foveal::context_agreed", mutates_args=())
+def agreed_op(state: Tensor, context: int) -> Tensor:
+    return _context(context)._agreed(state)
+
+
+@agreed_op.register_fake
+def _(state: Any, context: Any) -> Any:
+    return torch.empty_like(state)
+
+
+@torch.library.custom_op("foveal::context_unshard", mutates_args=())
+def unshard_op(tensor: Tensor, dim: int, context: int) -> Tensor:
+    return _context(context)._unshard(tensor, dim)
+
+
+@unshard_op.register_fake
+def _(tensor: Any, dim: Any, context: Any) -> Any:
+    shape = list(tensor.shape)
+    shape[dim] = _context(context).seqlen
+    return tensor.new_empty(shape)
+
+
+def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ctx.dim, ctx.number = inputs
+
+
+unshard_op.register_autograd(
+    lambda ctx, gradient: (_context(ctx.number).shard(gradient, ctx.dim), None, None), setup_context=_setup_unshard
+)

@@ -1,0 +1,177 @@
+"""What carries messages between the ranks of a context: peer copies, NCCL, or the process group through host memory."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import time
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as distributed
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+
+from .. import _core
+
+
+def make_transport(group: Any, rank: int, size: int, time_limit: float, multiprocessors: int, engine: str) -> Any:
+    if engine not in ("automatic", "peer", "nccl"):
+        raise ValueError(f"context_parallel: engine: '{engine}'; expected automatic, peer or nccl")
+    if "nccl" not in distributed.get_backend(group):
+        if engine != "automatic":
+            raise ValueError(f"context_parallel: engine: '{engine}' with a group of {distributed.get_backend(group)}; expected one of nccl")
+        return HostTransport(group, time_limit)
+    device = torch.cuda.current_device()
+    if engine != "nccl":
+        made = _peer_transport(group, rank, size, device, time_limit, must=engine == "peer")
+        if made is not None:
+            return made
+    mine = _core.nccl_id() if rank == 0 else bytes(128)
+    return _core.nccl_ranks(_of_rank_0(group, mine, device), rank, size, device, time_limit, multiprocessors)
+
+
+def _peer_transport(group: Any, rank: int, size: int, device: int, time_limit: float, *, must: bool) -> Any:
+    """None where it does not work: all ranks find the same."""
+    name = _of_rank_0(group, _core.peer_id().encode().ljust(256, b"\0") if rank == 0 else bytes(256), device).rstrip(b"\0").decode()
+    here = torch.tensor([_core.peer_reachable(name)], dtype=torch.int32, device=f"cuda:{device}")
+    distributed.all_reduce(here, op=distributed.ReduceOp.MIN, group=group)
+    if not here.item():
+        if must:
+            raise NotImplementedError("context_parallel: engine: 'peer' with ranks on several hosts; expected nccl")
+        return None
+    try:
+        return _core.peer_ranks(name, rank, size, device, time_limit)
+    except NotImplementedError:
+        if must:
+            raise
+        return None
+
+
+def _of_rank_0(group: Any, mine: bytes, device: int) -> bytes:
+    common = torch.tensor(list(mine), dtype=torch.uint8, device=f"cuda:{device}")
+    distributed.broadcast(common, distributed.get_global_rank(group, 0), group=group)
+    return bytes(common.tolist())
+
+
+class Refusals:
+    """Errors of calls by ranks whose messages go from GPU to GPU, so that these do not meet at every call. They are counted in the group's store."""
+
+    _made: dict[str, int] = {}  # of each group: all ranks make theirs in the same order
+
+    def __init__(self, group: Any, size: int, time_limit: float):
+        number = self._made[group.group_name] = self._made.get(group.group_name, 0) + 1
+        self._store = c10d.PrefixStore(f"foveal/refusals/{group.group_name}/{number}", c10d._get_process_group_store(group))
+        self._size, self._time_limit, self._count = size, min(time_limit, 10.0), 0
+
+    def are_of_all(self) -> bool:
+        """Does every rank refuse this call, too? Then all go on. Not, unless the others do soon: they may wait for messages of this one."""
+        self._count += 1
+        begin = time.monotonic()
+        refusing: int = self._store.add(str(self._count), 1)
+        while refusing < self._size and time.monotonic() - begin < self._time_limit:
+            time.sleep(0.01)
+            refusing = self._store.add(str(self._count), 0)
+        return refusing >= self._size
+
+
+class HostTransport:
+    """Messages by a process group: isend and irecv, in order between two ranks by their tags. Those of Gloo go through a group of its own: a rank
+    that cannot go on says why in the store and closes its connections, and with them ends the waits of the others."""
+
+    _made: dict[str, int] = {}  # of each group: all ranks make theirs in the same order
+
+    def __init__(self, group: Any, time_limit: float):
+        backend = distributed.get_backend(group)
+        if "gloo" not in backend and "mpi" not in backend:
+            raise NotImplementedError(f"context_parallel: group: backend {backend}; expected nccl, gloo or mpi")
+        self._rank, self._size, self._time_limit = distributed.get_rank(group), distributed.get_world_size(group), time_limit
+        self._group, self._store = group, None
+        if "gloo" in backend:
+            number = self._made[group.group_name] = self._made.get(group.group_name, 0) + 1
+            self._store = c10d.PrefixStore(
+                f"foveal/{group.group_name}/{number}", c10d._get_process_group_store(group)
+            )
+            limit = datetime.timedelta(seconds=time_limit)
+            self._group = c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", self._store), self._rank, self._size, limit)
+        self._sent: dict[int, int] = {}
+        self._received: dict[int, int] = {}
+        self._under_way: dict[int, list[tuple[int, Any, Tensor]]] = {}
+        self._last = 0
+        self._failure = ""  # of some rank: there is no more to come
+
+    def start(self, sends: list[Any], receives: list[Any]) -> int:
+        if self._failure:
+            raise RuntimeError(self._failure)
+        self._last += 1
+        works = self._under_way[self._last] = []
+        try:
+            for counts, messages, begin in ((self._received, receives, self._group.recv), (self._sent, sends, self._group.send)):
+                for peer, memory in messages:
+                    tag = counts[peer] = (counts.get(peer, 0) + 1) % 2**31
+                    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+                    works.append((peer, begin([tensor], peer, tag), tensor))
+        except RuntimeError as error:  # a connection that is closed already
+            self._die(f"rank {self._rank} lost its connection to rank {peer}: {_first_line(error)}")
+        return self._last
+
+    def wait(self, ticket: int) -> None:
+        begin = time.monotonic()
+        works = self._under_way.pop(ticket)
+        for peer, work, _ in works:
+            try:
+                work.wait(datetime.timedelta(seconds=max(self._time_limit - (time.monotonic() - begin), 0.001)))
+            except RuntimeError as error:
+                if time.monotonic() - begin >= self._time_limit:
+                    self._die(f"rank {self._rank} waited {self._time_limit:g} s for rank {peer}")
+                self._die(f"rank {self._rank} lost its connection to rank {peer}: {_first_line(error)}")
+
+    def all_gather(self, mine: Tensor) -> list[Tensor]:
+        """Tensors of host memory, of the same shape and dtype on every rank."""
+        mine = mine.contiguous()
+        shards = [mine.clone() if rank == self._rank else torch.empty_like(mine) for rank in range(self._size)]
+        if mine.numel() > 0:
+            others = [rank for rank in range(len(shards)) if rank != self._rank]
+            self.wait(self.start([(rank, _memory(mine)) for rank in others], [(rank, _memory(shards[rank])) for rank in others]))
+        return shards
+
+    def agree(self, fields: list[tuple[str, str]], refusal: str = "") -> None:
+        """Collective. Raises on every rank where these differ or one of them refuses."""
+        _core.context_agree(self._rank, self._size, self, fields, refusal)
+
+    def refuse(self, why: str) -> None:
+        """Tells the others, who are at the same call, that this rank refuses it. All go on then, unless they are not there soon."""
+        limit, self._time_limit = self._time_limit, min(self._time_limit, 10.0)
+        try:
+            self.agree([], why)
+        except Exception:  # what they say does not matter here
+            pass
+        finally:
+            self._time_limit = limit
+
+    def fail(self, why: str) -> None:
+        if not self._failure:
+            self._close(f"rank {self._rank} failed: {why}")
+
+    def _die(self, why: str) -> NoReturn:
+        if not self._failure:
+            if self._store is not None and self._store.check(["failure"]):  # who went away has said why
+                why = self._store.get("failure").decode()
+            self._close(why)
+        raise RuntimeError(self._failure)
+
+    def _close(self, failure: str) -> None:
+        self._failure = failure
+        self._under_way.clear()
+        if self._store is not None:
+            self._store.compare_set("failure", "", failure)
+            self._group = None
+            gc.collect()  # connections close with the last object that knows the group
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _memory(tensor: Tensor) -> Any:
+    return tensor.view(-1).view(torch.uint8).numpy()

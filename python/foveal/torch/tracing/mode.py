@@ -1,0 +1,80 @@
+"""What a symbol does not notice itself: captured tensors that it indexes, random numbers, and elements that become Python values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ... import refusals
+from ...framework_calls import flat, symbolic
+from . import dispatch
+
+if TYPE_CHECKING:
+    from .tracer import TorchTracer
+
+# What a tensor says of itself that a key holds, too (trace_key): its shape and dtype.
+_LOOKS = {"shape", "dtype", "ndim", "layout"}
+_LOOK_METHODS = {"size", "dim", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "__len__", "element_size", "dtype", "type"}
+
+_RANDOM = frozenset(
+    "rand randn randint randperm normal bernoulli poisson multinomial rand_like randn_like randint_like rrelu gumbel_softmax uniform_ normal_ random_ "
+    "bernoulli_ exponential_ geometric_ cauchy_ log_normal_".split()
+)
+
+
+class TracingMode(TorchFunctionMode):
+    """Reads of captured tensors, torch functions that mix tensors and symbols, and elements that become Python values."""
+
+    def __init__(self, tracer: "TorchTracer"):
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _RANDOM:
+            raise refusals.refused(
+                NotImplementedError(f"torch.{name} in a score or mask draws random numbers, which would be the same for all pairs; expected a captured tensor of them, or dropout_p")
+            )
+        if name == "__getitem__" and isinstance(args[0], torch.Tensor) and symbolic(args[1]):
+            try:
+                dispatch.check_transforms(self.tracer, "getitem")
+                return self.tracer.capture(args[0])[args[1]]
+            except (TypeError, ValueError, NotImplementedError) as error:
+                raise refusals.refused(error)
+        if symbolic(args) or any(symbolic(value) for value in kwargs.values()):
+            return dispatch.call(self.tracer, func, args, kwargs)
+        result = func(*args, **kwargs)
+        if name == "__getitem__" and not self.tracer.gradient_stopped() and _is_basic(args[1]):
+            self.tracer.views[id(result)] = (result, self.tracer.capture(args[0])[args[1]])
+        if not self.tracer.saw_values:
+            self._note_values(func, name, [value for value in flat((*args, *kwargs.values())) if isinstance(value, torch.Tensor)], result)
+        return result
+
+    def _note_values(self, func: Any, name: str, given: list[torch.Tensor], result: Any) -> None:
+        """Elements that became Python values, be it as the shape of what was computed of them: nonzero(), x[x > 0]."""
+        computed = self.tracer.computed
+        if isinstance(result, torch.Tensor):
+            if given:
+                computed[id(result)] = result
+            return
+        of_computed = any([id(value) in computed for value in given])
+        if all(isinstance(value, torch.Tensor) for value in flat([result])):
+            self.tracer.saw_values = of_computed
+            computed.update((id(value), value) for value in flat([result]))
+            return
+        # A property's getter is called __get__, its owner tells which.
+        look = name in _LOOK_METHODS or (name == "__get__" and getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS)
+        self.tracer.saw_values = of_computed or (bool(given) and not look)
+
+
+def _is_basic(index: Any) -> bool:
+    """Integers and forward slices: what makes a view."""
+    whole: Callable[[Any], bool] = lambda i: i is None or i is Ellipsis or type(i) is int or isinstance(i, slice)  # noqa: E731
+    return all(map(whole, index)) if isinstance(index, tuple) else whole(index)
+
+
+def function_modes() -> tuple[type, ...]:
+    return tuple([type(mode) for mode in torch.overrides._get_current_function_mode_stack()])
