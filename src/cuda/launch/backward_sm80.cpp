@@ -146,7 +146,7 @@ class BackwardSm80 : public GpuExecutable {
   jit::Kernel delta_;
 };
 
-std::optional<std::string> refuses_before_tiles(const problem::Problem& p) {
+std::optional<std::string> refuses_backward_sm80(const problem::Problem& p) {
   if (auto reason = refuses_sm80(p)) return reason;
   if (p.keeps_rows) return "rows are not kept from part to part";
   if (p.attention.backward == BackwardStrategy::fused)
@@ -164,8 +164,8 @@ std::optional<std::string> refuses(const problem::Problem& p, std::size_t shared
   return ReadPasses::refuses(p, shared_bytes, launches.reads);
 }
 
-Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  if (auto reason = refuses_before_tiles(p)) return Design::refused(*std::move(reason));
+Design design_backward_sm80(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  if (auto reason = refuses_backward_sm80(p)) return Design::refused(*std::move(reason));
   const std::size_t limit = facts.shared_bytes_per_block;
   const auto launches = launches_of(p, sm80_device(facts));
   if (!launches || !sm80_choice(p, Sm80Kernel::measure, limit))
@@ -174,7 +174,7 @@ Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
   return {.make = [p, facts, launches = *launches] { return std::make_unique<BackwardSm80>(p, facts, launches); }};
 }
 
-std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts& facts) {
+std::vector<Family> families_backward_sm80(const problem::Problem& p, const driver::DeviceFacts& facts) {
   std::vector<Family> all;
   if (p.attention.backward == BackwardStrategy::two_scan) return all;  // one configuration for both halves
   for (const Sm80Kernel kernel : {Sm80Kernel::dq, Sm80Kernel::dkdv}) {
@@ -187,7 +187,7 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 
 }  // namespace
 
-const Candidate backward_sm80{.pass = Pass::backward, .design = design, .families = families};
+const Candidate backward_sm80{.pass = Pass::backward, .design = design_backward_sm80, .families = families_backward_sm80};
 
 jit::KernelSource delta_sm80_source(const problem::Problem& p) {
   jit::KernelSource source = source_of(p, "delta_sm80");

@@ -263,7 +263,7 @@ class BackwardSm90 : public GpuExecutable {
   jit::Kernel kernel_, prepare_, convert_;
 };
 
-std::optional<std::string> refuses_before_tiles(const problem::Problem& p) {
+std::optional<std::string> refuses_backward_sm90(const problem::Problem& p) {
   if (auto reason = refuses_sm90(p)) return reason;
   if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
   const std::int64_t most = sm90_backward_variant(p).max_head_dim_v;
@@ -296,8 +296,8 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   return ReadPasses::refuses(p, facts.shared_bytes_per_block, plan);
 }
 
-Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  if (auto reason = refuses_before_tiles(p)) return Design::refused(*std::move(reason));
+Design design_backward_sm90(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  if (auto reason = refuses_backward_sm90(p)) return Design::refused(*std::move(reason));
   const ReadPlan plan = sm90_read_plan(p);
   const auto choice = sm90_backward_choice(p, plan, facts.name);
   if (!choice) return Design::refused("no tile fits shared memory");
@@ -305,7 +305,7 @@ Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
   return {.make = [p, facts, plan, choice = *choice] { return std::make_unique<BackwardSm90>(p, facts, plan, choice); }};
 }
 
-std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts&) {
+std::vector<Family> families_backward_sm90(const problem::Problem& p, const driver::DeviceFacts&) {
   Family family{Sm90BackwardConfig::family, {}};
   for (const Sm90BackwardConfig& config : sm90_backward_space(p, sm90_read_plan(p))) family.configs.push_back(text_of(config));
   return {family};
@@ -325,7 +325,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 
 }  // namespace
 
-const Candidate backward_sm90{.pass = Pass::backward, .design = design, .families = families};
+const Candidate backward_sm90{.pass = Pass::backward, .design = design_backward_sm90, .families = families_backward_sm90};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return source_of(p, config, sm90_backward_variant(p).kernel,

@@ -46,7 +46,7 @@ class ForwardSm80 : public GpuExecutable {
   PassSm80 pass_;
 };
 
-Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
+Design design_forward_sm80(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_sm80(p)) return Design::refused(*std::move(reason));
   if (p.spread) return Design::refused("keys of a part in ranges");
   const auto choice = sm80_choice(p, Sm80Kernel::forward, sm80_device(facts));
@@ -57,7 +57,7 @@ Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
   return {.make = [p, choice = *choice] { return std::make_unique<ForwardSm80>(p, choice); }};
 }
 
-std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts& facts) {
+std::vector<Family> families_forward_sm80(const problem::Problem& p, const driver::DeviceFacts& facts) {
   Family family{sm80_family(Sm80Kernel::forward), {}};
   for (const Sm80Config& config : sm80_space(p, Sm80Kernel::forward, facts.shared_bytes_per_block))
     family.configs.push_back(text_of(config));
@@ -66,7 +66,7 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 
 }  // namespace
 
-const Candidate forward_sm80{.pass = Pass::forward, .design = design, .families = families};
+const Candidate forward_sm80{.pass = Pass::forward, .design = design_forward_sm80, .families = families_forward_sm80};
 
 jit::KernelSource forward_sm80_source(const problem::Problem& problem, const Sm80Config& config) {
   jit::KernelSource source{.stem = sm80_stem(Sm80Kernel::forward),

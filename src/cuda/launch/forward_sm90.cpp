@@ -231,15 +231,15 @@ class ForwardSm90 : public GpuExecutable {
   jit::Kernel kernel_, merge_;
 };
 
-std::optional<std::string> refuses_before_tiles(const problem::Problem& p) {
+std::optional<std::string> refuses_forward_sm90(const problem::Problem& p) {
   if (auto reason = refuses_sm90(p)) return reason;
   if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
   if (p.head_dim_v > sm90_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm90_max_head_dim);
   return std::nullopt;
 }
 
-Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  if (auto reason = refuses_before_tiles(p)) return Design::refused(*std::move(reason));
+Design design_forward_sm90(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  if (auto reason = refuses_forward_sm90(p)) return Design::refused(*std::move(reason));
   const auto shared = shared_design(p, facts.name);
   const auto choice = shared ? shared->choice : sm90_forward_choice(p, facts.name);
   if (!choice) return Design::refused("no tile fits shared memory");
@@ -250,7 +250,7 @@ Design design(const problem::Problem& p, const driver::DeviceFacts& facts) {
   return {.make = [p, facts, shared, choice = *choice] { return std::make_unique<ForwardSm90>(p, facts, shared, choice); }};
 }
 
-std::vector<Family> forward_families(const problem::Problem& p, const driver::DeviceFacts&) {
+std::vector<Family> families_forward_sm90(const problem::Problem& p, const driver::DeviceFacts&) {
   Family family{Sm90ForwardConfig::family, {}};
   for (const Sm90ForwardConfig& config : sm90_forward_space(p)) family.configs.push_back(text_of(config));
   return {family};
@@ -259,7 +259,7 @@ std::vector<Family> forward_families(const problem::Problem& p, const driver::De
 }  // namespace
 
 const Candidate forward_sm90{
-    .pass = Pass::forward, .design = design, .families = forward_families, .reads_pages = true, .reads_bytes = true};
+    .pass = Pass::forward, .design = design_forward_sm90, .families = families_forward_sm90, .reads_pages = true, .reads_bytes = true};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{.stem = config.kernel(),
