@@ -50,20 +50,19 @@ void add_tensor(const TensorView& to, const TensorView& from, const Executor& ex
 void add_on_device(const TensorView& to, const TensorView& from, cuda::RowStream stream) {
   constexpr std::int64_t most_batches = 65535;
   std::array<std::int64_t, 4> sizes{1, 1, 1, 1}, to_strides{}, from_strides{};
-  const int inner = std::min(to.rank, 4), outer = to.rank - inner;
-  for (int d = 0; d < inner; ++d) {
-    const auto at = static_cast<std::size_t>(4 - inner + d), of = static_cast<std::size_t>(outer + d);
+  const auto rank = static_cast<std::size_t>(to.rank), inner = std::min(rank, sizes.size()), outer = rank - inner;
+  for (std::size_t d = 0; d < inner; ++d) {
+    const std::size_t at = sizes.size() - inner + d, of = outer + d;
     sizes[at] = to.sizes[of], to_strides[at] = to.strides[of], from_strides[at] = from.strides[of];
   }
   std::int64_t launches = 1;
-  for (int d = 0; d < outer; ++d) launches *= to.sizes[static_cast<std::size_t>(d)];
+  for (std::size_t d = 0; d < outer; ++d) launches *= to.sizes[d];
   const auto bytes = static_cast<std::int64_t>(size_of(to.dtype));
   const auto rows_at = [&](const TensorView& tensor, const std::array<std::int64_t, 4>& strides, std::int64_t launch, std::int64_t batch) {
     std::int64_t offset = batch * strides[0];
-    for (int d = outer - 1; d >= 0; --d) {
-      const auto at = static_cast<std::size_t>(d);
-      offset += launch % tensor.sizes[at] * tensor.strides[at];
-      launch /= tensor.sizes[at];
+    for (std::size_t d = outer; d-- > 0;) {
+      offset += launch % tensor.sizes[d] * tensor.strides[d];
+      launch /= tensor.sizes[d];
     }
     return cuda::DeviceRows{.data = static_cast<char*>(tensor.data) + offset * bytes,
                             .dtype = tensor.dtype,

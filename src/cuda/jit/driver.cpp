@@ -277,7 +277,7 @@ Graph graph_of(StreamHandle stream) {
 bool is_captured(StreamHandle stream) { return graph_of(stream) != nullptr; }
 
 void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>& what) {
-  const Graph graph = graph_of(stream);
+  Graph graph = graph_of(stream);
   if (graph == nullptr) return;
   auto holder = std::make_unique<std::shared_ptr<const void>>(what);
   const auto destroy = [](void* held) { delete static_cast<std::shared_ptr<const void>*>(held); };
