@@ -412,15 +412,21 @@ def speed():
     return "\n".join(lines + [f"| {machine} | {what} | {beside} | {times(cells[0])} | {times(cells[1])} |" for machine, what, beside, cells in rows])
 
 
+def of_other_version(row, ours):
+    """Says the version of transformers of a row, where it is not that of the row beside it."""
+    return "" if row["transformers"] == ours["transformers"] else f" (transformers {row['transformers']})"
+
+
 def models_caption():
     """What the figure shows, below it."""
     rows = rows_of("h200-models")
     _, dtype, batch, length = rows[0]["case"].split()
     flex = {row["case"].split()[0]: why(row) for row in rows if row["contender"] == "flex" and "refused" in row}
+    t5 = by_case(rows)[f"t5 {dtype} {batch} {length}"]
     if flex.keys() != {"t5", "gpt2"} or "CUDA error" not in flex["t5"] or "does not support" not in flex["gpt2"]:
         sys.exit("README.md: the caption of the figure does not say where flex failed")
     return (f"One training step (forward, backward, SGD) on one {rows[0]['machine'].removeprefix('NVIDIA ')}, batch {batch[1:]}, {length[1:]} tokens, {dtype}. "
-            "FlexAttention fails on T5 with a CUDA error;\ntransformers does not offer it for GPT-2.")
+            f"FlexAttention fails on T5 with a CUDA error{of_other_version(t5['flex'], t5['foveal'])};\ntransformers does not offer it for GPT-2.")
 
 
 def times(ratio):
@@ -474,7 +480,7 @@ def models():
              "| model, type, batch, length | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     failed = []
     for case, found in cases.items():
-        failed += [f"{who}, {case.split()[0]}: {why(row)}" for who, row in found.items() if "refused" in row]
+        failed += [f"{who}, {case.split()[0]}{of_other_version(row, found['foveal'])}: {why(row)}" for who, row in found.items() if "refused" in row]
         cells = [f"{found[who]['ms']:.0f} ms, {found[who]['peak_bytes'] / 2**30:.1f} GiB" if "ms" in found.get(who, {}) else "-" for who in columns]
         lines.append(f"| {case} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", *(f"- {words}" for words in failed)]).rstrip("\n")

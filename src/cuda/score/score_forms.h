@@ -138,8 +138,7 @@ class ScoreForms {
   bool is_element_of_lines(const Instr& read) const;
   /// Is a value affine in q and kv: a uniform factor times a sum of q, kv and uniform terms?
   bool is_affine(ValueId value) const;
-  /// Is an index a multiple of this position, q_idx or kv_idx, and what is the same for all
-  /// pairs, perhaps with a multiple of the other one?
+  /// Is an index a multiple of this position (q_idx or kv_idx) plus what is the same for all pairs, perhaps plus a multiple of the other?
   bool steps_with(ValueId index, Op position) const;
   /// Is an index of a read certain to be in bounds?
   bool is_inside(const Instr& read, std::size_t dimension) const;

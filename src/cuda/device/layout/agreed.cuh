@@ -3,8 +3,7 @@
 
 namespace foveal::device {
 
-/// Rows of a sequence in the workspace (statistics, sums of dq, dk, dv) are padded to a
-/// multiple of this, so that no tile holds rows of two.
+/// Rows of a sequence in the workspace (statistics, sums of dq, dk, dv) are padded to a multiple of this, so no tile holds rows of two.
 constexpr int kRowStep = 128;
 /// Where the rows of sequence number `sequence` of a packed batch begin, whose first token is `first`.
 constexpr auto padded_first_row(auto first, int sequence) { return (first + kRowStep * sequence) / kRowStep * kRowStep; }
