@@ -49,7 +49,7 @@ def _page(markdown: str, figures: list[tuple[str, pathlib.Path]]) -> str:
         "body{font:15px system-ui;margin:2em auto;max-width:1280px;padding:0 1em}table{border-collapse:collapse;font-size:13px}"
         "td,th{padding:2px 9px;border:1px solid #ccc}img{max-width:100%}"
     )
-    head = f"<!doctype html><meta charset=utf-8><title>foveal beside its rivals</title><style>{style}</style><h1>foveal beside its rivals</h1>"
+    head = f"<!doctype html><meta charset=utf-8><link rel=icon href='data:,'><title>foveal beside its rivals</title><style>{style}</style><h1>foveal beside its rivals</h1>"
     return "\n".join([head, *body[:first_table], *images, *body[first_table:]]) + "\n"
 
 

@@ -23,22 +23,17 @@ void add(Signature& signature, const std::vector<ParamBinding>* bindings) {
 
 }  // namespace
 
-void Signature::append(const std::string& text) {
-  append(text.size());
-  out_ += text;
-}
-
 void Signature::append(const TensorView& view) {
-  if (!view.present()) return append('-');
+  if (!view.present()) return bytes_.append('-');
   const struct {
     std::int8_t rank, dtype, device, aligned;
     std::int32_t index;
   } header{static_cast<std::int8_t>(view.rank), static_cast<std::int8_t>(view.dtype), static_cast<std::int8_t>(view.device.kind),
            static_cast<std::int8_t>(problem::is_aligned(view)), view.device.index};
-  out_.append(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes_.append_raw(&header, sizeof(header));
   const std::size_t bytes = static_cast<std::size_t>(view.rank) * sizeof(std::int64_t);
-  out_.append(reinterpret_cast<const char*>(view.sizes.data()), bytes);
-  out_.append(reinterpret_cast<const char*>(view.strides.data()), bytes);
+  bytes_.append_raw(view.sizes.data(), bytes);
+  bytes_.append_raw(view.strides.data(), bytes);
 }
 
 void Signature::append(const PlanOptions& options) {

@@ -48,9 +48,8 @@ TensorSpec checked_spec(const RoleRow& role, const TensorView& view, const Call&
   const char* name = role.name;
   const Tokens tokens = call.tokens_of(role);
   const int rank = role.axes.rank - (tokens == Tokens::packed ? 1 : 0);
-  const std::string layout = axes_text(role.axes, tokens);
-  FOVEAL_CHECK(view.present(), name, ": absent; expected ", layout);
-  FOVEAL_CHECK(view.rank == rank, name, ": rank ", view.rank, "; expected ", rank, " ", layout);
+  FOVEAL_CHECK(view.present(), name, ": absent; expected ", axes_text(role.axes, tokens));
+  FOVEAL_CHECK(view.rank == rank, name, ": rank ", view.rank, "; expected ", rank, " ", axes_text(role.axes, tokens));
   for (int d = 0; d < rank; ++d)
     FOVEAL_CHECK(view.sizes[static_cast<std::size_t>(d)] >= 1, name, ": size ", view.sizes[static_cast<std::size_t>(d)], " in dimension ",
                  d, "; expected at least 1");
