@@ -113,7 +113,7 @@ void add_check(CLI::App& app) {
       ->add_option("--sample", options->sample,
                    "look at this many queries of each line (sample=N): for lengths at which the reference is slow")
       ->check(whole_number(0, most));
-  command->add_option("--json", options->json, "write every error and bound to this file")->check(not_empty());
+  command->add_option("--json", options->json, "write every error and bound to this file");
   command->add_option("--seconds", options->limit, "stop after this time")->check(not_negative());
   command->add_flag("-q,--quiet", options->quiet, "print only what does not pass, and the counts");
   command->callback([options] { run(*options); });

@@ -122,7 +122,6 @@ void add_emit(CLI::App& app) {
   CLI::Option* launcher = command->add_option(
       "--launcher", options->launcher,
       "NAME.h and NAME.c too: machine code and its launches as C for a program without foveal and NVRTC (needs NVRTC now)");
-  launcher->check(not_empty());
   command
       ->add_option("--names", options->names,
                    "The launcher's function of each line, NAME_forward, NAME_backward, NAME_forward_2, ... by default")

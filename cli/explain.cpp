@@ -145,7 +145,7 @@ void add_explain(CLI::App& app) {
   command->add_option("--unit", options->unit, "with --ranks: tokens of a tile side")->needs(ranks);
   command->add_flag("--draw", options->draw, "the mask as the plan's tiles, one character each, and which task takes them")
       ->excludes(ranks);
-  command->add_option("--png", options->png, "the same as a picture, to this file")->excludes(ranks)->check(not_empty());
+  command->add_option("--png", options->png, "the same as a picture, to this file")->excludes(ranks);
   for (CLI::Option* option : {
            command->add_option("--tile", options->tile, "with --draw and --png: queries x keys of a tile, instead of the plan's"),
            command->add_option("--batch", options->batch, "with --draw and --png: which batch"),

@@ -62,7 +62,7 @@ std::vector<std::string> cpu_targets(const std::vector<std::string>& asked) {
 void add_line_options(CLI::App& command, LineOptions& options) {
   command.add_option("lines", options.lines,
                      "problem lines, each one quoted argument: 'backward bf16 b2 h12:4 q1024 d64 mask=\"causal()\"'");
-  command.add_option("--suite", options.suites, "files of problem lines")->allow_extra_args(false)->check(not_empty());
+  command.add_option("--suite", options.suites, "files of problem lines")->allow_extra_args(false);
   command.add_option("--match", options.match, "only lines that contain this text");
   command.add_option("--dtype", options.dtypes, "in each of these types instead of the line's own")
       ->delimiter(',')

@@ -13,6 +13,13 @@
 namespace foveal::cli {
 namespace {
 
+/// An empty text would count as an option that was not given: a variable of a script that is not set would leave out a mask.
+void refuse_empty_texts(CLI::App& app) {
+  for (CLI::Option* option : app.get_options())
+    if (option->get_type_size() != 0) option->check(not_empty());
+  for (CLI::App* subcommand : app.get_subcommands({})) refuse_empty_texts(*subcommand);
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Exact fused attention, forward and backward, with scores and masks that you program and train.", "foveal");
   app.require_subcommand(1);
@@ -28,6 +35,7 @@ int run(int argc, char** argv) {
   add_emit(app);
   add_support(app);
   add_tune(app);
+  refuse_empty_texts(app);
   try {
     app.parse(argc, argv);
     return exit_ok;

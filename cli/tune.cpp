@@ -223,8 +223,7 @@ void add_tune(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   add_line_options(*command, options->lines);
   command->add_option("--seconds", options->seconds, "Of each configuration's measurement")->check(CLI::PositiveNumber & not_negative());
-  command->add_option("--write", options->write, "Append the fastest to this file, which the library reads as FOVEAL_TUNED=FILE")
-      ->check(not_empty());
+  command->add_option("--write", options->write, "Append the fastest to this file, which the library reads as FOVEAL_TUNED=FILE");
   command->callback([options] { run(*options); });
 }
 

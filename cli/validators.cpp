@@ -26,7 +26,7 @@ CLI::Validator whole_number(std::uint64_t low, std::uint64_t high) {
 }
 
 CLI::Validator not_empty() {
-  const auto check = [](std::string& text) { return text.empty() ? std::string("''; expected a name") : std::string(); };
+  const auto check = [](std::string& text) { return text.empty() ? std::string("''; expected a text that is not empty") : std::string(); };
   return {check, ""};
 }
 

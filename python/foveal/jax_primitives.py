@@ -49,7 +49,8 @@ class OwnRule(NotImplementedError):
 
 def traced(tracer: Any, table: dict[str, Meaning], fn: Callable[..., Any], arguments: Sequence[Symbols]) -> Any:
     """The result of fn, of symbols; an error of JAX's or NotImplementedError where it has none."""
-    closed = jax.make_jaxpr(fn)(*[jax.ShapeDtypeStruct(x._shape, x._dtype) for x in arguments])
+    # A function of its own for each trace: JAX keeps what it made of one by its identity, and would give that again after what it reads has changed.
+    closed = jax.make_jaxpr(lambda *symbols: fn(*symbols))(*[jax.ShapeDtypeStruct(x._shape, x._dtype) for x in arguments])
     if closed.effects:
         raise NotImplementedError("a score or mask with effects; expected a function of its arguments alone")
     results = _Reader(tracer, table).jaxpr(closed.jaxpr, closed.consts, arguments)

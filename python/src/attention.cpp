@@ -12,6 +12,7 @@
 
 #include "array.h"
 #include "background_compile.h"
+#include "base/check.h"
 #include "call.h"
 #include "cuda/jit/shipped.h"
 #include "module.h"
@@ -76,6 +77,24 @@ DropoutRng rng_of(std::uint64_t seed, std::uint64_t offset, nb::handle state) {
   return {.seed = seed, .offset = offset, .state = state.is_none() ? TensorView{} : view_of(state, "rng_state")};
 }
 
+/// The caller's scratch memory, whose size, strides and device the library cannot see. None: null.
+void* workspace_of(nb::handle workspace, const Call& call) {
+  if (workspace.is_none()) return nullptr;
+  const TensorView view = view_of(workspace, "workspace");
+  std::size_t elements = 1;
+  bool contiguous = true;
+  for (std::size_t d = static_cast<std::size_t>(view.rank); d-- > 0;) {
+    contiguous = contiguous && (view.sizes[d] <= 1 || view.strides[d] == static_cast<std::int64_t>(elements));
+    elements *= static_cast<std::size_t>(view.sizes[d]);
+  }
+  FOVEAL_CHECK(contiguous, "workspace: strides ", base::shape_text(view.strides.data(), view.rank), "; expected contiguous memory");
+  const std::size_t bytes = elements * size_of(view.dtype), wanted = call.plan().workspace_bytes();
+  FOVEAL_CHECK(bytes >= wanted, "workspace: ", bytes, " bytes; expected ", wanted, " or more (Plan.workspace_bytes)");
+  const Device device = call.tensors()[slots::q].device;
+  FOVEAL_CHECK(view.device == device, "workspace: on another device than q");
+  return view.data;
+}
+
 void run_call(const Call& call, const nb::list& arrays, nb::handle workspace, std::uint64_t seed, std::uint64_t offset, nb::handle state) {
   std::vector<TensorView> tensors;
   for (const nb::handle array : arrays) {
@@ -87,7 +106,7 @@ void run_call(const Call& call, const nb::list& arrays, nb::handle workspace, st
     else
       tensors.push_back(view_of_param(array, "params"));
   }
-  void* const scratch = workspace.is_none() ? nullptr : view_of(workspace, "workspace").data;
+  void* const scratch = workspace_of(workspace, call);
   const Stream stream = tensors.empty() ? Stream{} : stream_of(arrays[0], tensors[0].device);
   const DropoutRng rng = rng_of(seed, offset, state);
   const nb::gil_scoped_release release;

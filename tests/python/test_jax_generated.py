@@ -3,6 +3,7 @@
 One key for each query: the log of the softmax's denominator is the score, which is the function's value.
 """
 
+import functools
 import os
 import types
 
@@ -217,6 +218,57 @@ def test_a_changed_value_is_seen(name):
     score_mod, change = SOURCES[name]
     for value in (1.0, 2.5, 1.0):
         change(value)
+        assert lse(score_mod) == value
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_changed_value_is_seen_where_jax_traces(name):
+    """JAX keeps jaxprs by the identity of the function."""
+    score_mod, change = SOURCES[name]
+    zeros = jnp.zeros(1)
+
+    def with_an_index_of_jax(s, b, h, i, j):
+        return score_mod(s, b, h, i, j) + zeros.at[j].get()
+
+    for value in (1.0, 2.5, 1.0):
+        change(value)
+        assert lse(with_an_index_of_jax) == value
+
+
+class Layer:
+    """With weights in an attribute, which a training step replaces."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def __call__(self, s, b, h, i, j):
+        return s + self.weights[j]
+
+    def method(self, s, b, h, i, j):
+        return jax.lax.cond(j >= 0, lambda: s + self.weights[0], lambda: s)
+
+
+@pytest.mark.parametrize("made", ["object", "method", "partial", "attribute of jit"])
+def test_a_changed_array_of_an_object_is_seen(made):
+    layer = Layer(jnp.ones(1))
+    functions = {
+        "object": layer,
+        "method": layer.method,
+        "partial": functools.partial(lambda table, s, b, h, i, j: s + table["weights"].at[j].get(), vars(layer)),
+        "attribute of jit": layer,
+    }
+    score_mod = functions[made]
+
+    @jax.jit
+    def step(weights):
+        layer.weights = weights
+        q = jnp.zeros((1, 1, 1, 1))
+        return foveal.jax.attention(q, q, q, score_mod, return_lse=True)[1][0, 0, 0]
+
+    for value in (1.0, 2.5, 1.0):
+        if made == "attribute of jit":
+            assert float(step(jnp.full(1, value))) == value
+        layer.weights = jnp.full(1, value)
         assert lse(score_mod) == value
 
 
