@@ -40,8 +40,8 @@ bool Lexer::accept(std::string_view text) {
   return true;
 }
 
-void Lexer::expect(std::string_view text, std::string_view where) {
-  if (!accept(text)) fail(token_.position, base::join("expected \"", text, "\" ", where, ", found ", describe(token_)));
+void Lexer::expect(std::string_view text, std::string_view where, std::string_view owner) {
+  if (!accept(text)) fail(token_.position, base::join("expected \"", text, "\" ", where, owner, ", found ", describe(token_)));
 }
 
 void Lexer::fail(std::size_t position, const std::string& message) const {

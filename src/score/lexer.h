@@ -26,7 +26,8 @@ class Lexer {
   bool is(std::string_view text) const { return token_.kind != Token::end && token_.text == text; }
   Token take();
   bool accept(std::string_view text);
-  void expect(std::string_view text, std::string_view where);
+  /// `where` and `owner` end the message.
+  void expect(std::string_view text, std::string_view where, std::string_view owner = {});
   [[noreturn]] void fail(std::size_t position, const std::string& message) const;
 
  private:

@@ -92,16 +92,25 @@ const std::map<std::string_view, Expr>& words() {
   return table;
 }
 
-constexpr BinaryOperator comparisons[] = {{"==", 0, operator== },
-                                           {"!=", 0, operator!= },
-                                            {"<", 0, operator<},
-                                             {"<=", 0, operator<= },
-                                              {">", 0, operator> },
-                                               {
-                                                   ">=",
-                                                   0,
-                                                   operator>= },
-                                              };
+// Levels of what binds less tightly than the operators of precedence.h.
+constexpr int disjunction = -4, conjunction = -3, negation = -2, comparison = -1;
+
+// clang-format takes an operator's name for an operator.
+// clang-format off
+constexpr BinaryOperator loose_operators[] = {
+    {.sign = "or", .level = disjunction, .build = operator|},
+    {.sign = "and", .level = conjunction, .build = operator&},
+    {.sign = "==", .level = comparison, .build = operator==},
+    {.sign = "!=", .level = comparison, .build = operator!=},
+    {.sign = "<", .level = comparison, .build = operator<},
+    {.sign = "<=", .level = comparison, .build = operator<=},
+    {.sign = ">", .level = comparison, .build = operator>},
+    {.sign = ">=", .level = comparison, .build = operator>=},
+};
+// clang-format on
+
+// Threads may have stacks of 64 KiB: what a level of nesting keeps there is little, and what reports errors is called, not inlined.
+#define FOVEAL_CALLED [[gnu::noinline]]
 
 class Parser {
  public:
@@ -133,10 +142,8 @@ class Parser {
  private:
   class Nesting {
    public:
-    Nesting(Parser& parser) : parser_(parser) {
-      if (++parser_.nesting_ > max_nesting) {
-        parser_.in_.fail(parser_.in_.token().position, base::join("nested deeper than ", max_nesting, " levels"));
-      }
+    explicit Nesting(Parser& parser) : parser_(parser) {
+      if (++parser_.nesting_ > max_nesting) parser_.fail_as_too_deep();
     }
     ~Nesting() { --parser_.nesting_; }
 
@@ -144,9 +151,13 @@ class Parser {
     Parser& parser_;
   };
 
+  FOVEAL_CALLED [[noreturn]] void fail_as_too_deep() {
+    in_.fail(in_.token().position, base::join("nested deeper than ", max_nesting, " levels"));
+  }
+
   /// Reports an error of build() at `position`.
   template <class Build>
-  Expr built(std::size_t position, Build&& build) {
+  FOVEAL_CALLED Expr built(std::size_t position, Build&& build) {
     try {
       return build();
     } catch (const Error& error) {
@@ -155,87 +166,68 @@ class Parser {
     }
   }
 
+  Expr built(std::size_t position, const BinaryOperator& row, const Expr& left, const Expr& right) {
+    return built(position, [&] { return row.build(left, right); });
+  }
+
   /// The name in `_1 = ...` parses to an absent Expr, which is an error anywhere else.
   Expr present(Expr value, std::size_t position) {
     if (!value.present()) in_.fail(position, "a shared value is used before it is defined");
     return value;
   }
 
-  Expr conditional() {
+  FOVEAL_CALLED Expr conditional() {
     const Nesting guard(*this);
-    Expr value = disjunction();
-    if (!in_.is("if")) return value;
+    Expr value = operation(disjunction);
+    return in_.is("if") ? chosen(std::move(value)) : value;
+  }
+
+  FOVEAL_CALLED Expr chosen(const Expr& value) {
     const std::size_t position = in_.take().position;
-    const Expr condition = disjunction();
+    const Expr condition = operation(disjunction);
     in_.expect("else", "after `a if condition`");
     const Expr otherwise = conditional();
     return built(position, [&] { return where(condition, value, otherwise); });
   }
 
-  Expr disjunction() {
-    Expr value = conjunction();
-    while (in_.is("or")) {
+  /// The operator of two operands that comes next, or null.
+  const BinaryOperator* infix() const {
+    const auto row = std::ranges::find_if(loose_operators, [&](const BinaryOperator& row) { return in_.is(row.sign); });
+    if (row != std::end(loose_operators)) return row;
+    return in_.token().kind == Token::sign ? scoring::binary_operator(in_.token().text) : nullptr;
+  }
+
+  /// Operators that bind at least as tightly as `least`, by precedence climbing. `a < b <= c` means (a < b) & (b <= c).
+  FOVEAL_CALLED Expr operation(int least) {
+    Expr value = least <= negation && in_.is("not") ? negated() : unary();
+    Expr compared;  // the right operand of the comparison before
+    for (const BinaryOperator* row = infix(); row != nullptr && row->level >= least; row = infix()) {
       const std::size_t position = in_.take().position;
-      const Expr right = conjunction();
-      value = built(position, [&] { return value | right; });
+      Expr right = operation(row->level + 1);
+      if (compared.present() && row->level == comparison)
+        value = value & built(position, *row, compared, right);
+      else
+        value = built(position, *row, value, right);
+      if (row->level == comparison) compared = std::move(right);
     }
     return value;
   }
 
-  Expr conjunction() {
-    Expr value = negation();
-    while (in_.is("and")) {
-      const std::size_t position = in_.take().position;
-      const Expr right = negation();
-      value = built(position, [&] { return value & right; });
-    }
-    return value;
-  }
-
-  Expr negation() {
-    if (!in_.is("not")) return comparison();
+  FOVEAL_CALLED Expr negated() {
     const Nesting guard(*this);
     const std::size_t position = in_.take().position;
-    const Expr operand = negation();
+    const Expr operand = operation(negation);
     return built(position, [&] { return !operand; });
   }
 
-  const BinaryOperator* found(std::span<const BinaryOperator> table, int level) const {
-    if (in_.token().kind != Token::sign) return nullptr;
-    const auto row = std::ranges::find_if(table, [&](const auto& row) { return row.level == level && row.sign == in_.token().text; });
-    return row == table.end() ? nullptr : &*row;
+  FOVEAL_CALLED Expr unary() {
+    const bool is_sign = in_.is("-") || in_.is("+") || in_.is("~") || in_.is("!");
+    return is_sign && in_.token().kind == Token::sign ? with_sign() : power();
   }
 
-  /// `a < b <= c` means (a < b) & (b <= c).
-  Expr comparison() {
-    Expr left = binary(0);
-    Expr all;
-    while (const BinaryOperator* row = found(comparisons, 0)) {
-      const std::size_t position = in_.take().position;
-      const Expr right = binary(0);
-      const Expr one = built(position, [&] { return row->build(left, right); });
-      all = all.present() ? all & one : one;
-      left = right;
-    }
-    return all.present() ? all : left;
-  }
-
-  Expr binary(int level) {
-    if (level > scoring::tightest_binary) return unary();
-    Expr value = binary(level + 1);
-    while (const BinaryOperator* row = found(scoring::binary_operators, level)) {
-      const std::size_t position = in_.take().position;
-      const Expr right = binary(level + 1);
-      value = built(position, [&] { return row->build(value, right); });
-    }
-    return value;
-  }
-
-  Expr unary() {
-    const Token sign = in_.token();
-    if (sign.kind != Token::sign || (sign.text != "-" && sign.text != "+" && sign.text != "~" && sign.text != "!")) return power();
+  FOVEAL_CALLED Expr with_sign() {
     const Nesting guard(*this);
-    in_.take();
+    const Token sign = in_.take();
     if (sign.text == "-" && in_.token().kind == Token::integer && in_.token().text == "9223372036854775808") {  // fits only with its sign
       const Token least = in_.take();
       if (in_.is("**")) fail_to_fit(least);
@@ -249,43 +241,46 @@ class Parser {
 
   Expr power() {
     Expr base = atom();
-    if (!in_.is("**")) return base;
+    return in_.is("**") ? raised(base) : base;
+  }
+
+  FOVEAL_CALLED Expr raised(const Expr& base) {
     const Nesting guard(*this);
     const std::size_t position = in_.take().position;
     const Expr exponent = unary();
     return built(position, [&] { return pow(base, exponent); });
   }
 
-  [[noreturn]] void fail_to_fit(const Token& integer) {
+  FOVEAL_CALLED [[noreturn]] void fail_to_fit(const Token& integer) {
     in_.fail(integer.position,
              base::join("the integer ", integer.text.substr(0, 40), " does not fit 64 bits; write it as a real, with a point"));
   }
 
-  Expr atom() {
-    const Token token = in_.token();
-    switch (token.kind) {
-      case Token::integer:
-        if (!number<std::int64_t>(token)) fail_to_fit(token);
-        return Expr(*number<std::int64_t>(in_.take()));
-      case Token::real:
-        if (!number<double>(token)) in_.fail(token.position, base::join("the number ", token.text.substr(0, 40), " is out of range"));
-        return Expr(*number<double>(in_.take()));
-      case Token::name:
-        return named();
-      case Token::sign:
-        if (in_.accept("(")) {
-          Expr value = conditional();
-          in_.expect(")", "to close the parenthesis");
-          return value;
-        }
-        break;
-      case Token::end:
-        break;
-    }
-    in_.fail(token.position, base::join("expected a value, found ", describe(token)));
+  FOVEAL_CALLED [[noreturn]] void fail_without_value() {
+    in_.fail(in_.token().position, base::join("expected a value, found ", describe(in_.token())));
   }
 
-  Expr named() {
+  FOVEAL_CALLED Expr atom() {
+    if (in_.token().kind == Token::name) return named();
+    if (!in_.is("(") || in_.token().kind != Token::sign) return literal();
+    in_.take();
+    Expr value = conditional();
+    in_.expect(")", "to close the parenthesis");
+    return value;
+  }
+
+  FOVEAL_CALLED Expr literal() {
+    const Token token = in_.token();
+    if (token.kind == Token::integer) {
+      if (!number<std::int64_t>(token)) fail_to_fit(token);
+      return Expr(*number<std::int64_t>(in_.take()));
+    }
+    if (token.kind != Token::real) fail_without_value();
+    if (!number<double>(token)) in_.fail(token.position, base::join("the number ", token.text.substr(0, 40), " is out of range"));
+    return Expr(*number<double>(in_.take()));
+  }
+
+  FOVEAL_CALLED Expr named() {
     const Token name = in_.take();
     if (auto param = params_.find(name.text); param != params_.end()) return read(param->second, name.position);
     if (auto word = words().find(name.text); word != words().end()) return word->second;
@@ -296,6 +291,10 @@ class Parser {
     if (known != named_exprs().end()) return call(name, *known);
     const bool defines = in_.is("=") && nesting_ == 1 && name.text.size() > 1 && scoring::is_reserved(name.text);
     if (defines) return {};
+    fail_as_unknown(name);
+  }
+
+  FOVEAL_CALLED [[noreturn]] void fail_as_unknown(const Token& name) {
     std::string names;
     for (const auto& [text, param] : params_) names += (names.empty() ? "" : ", ") + text;
     in_.fail(name.position, base::join("unknown name \"", name.text.substr(0, 60),
@@ -304,59 +303,75 @@ class Parser {
   }
 
   /// rel[i, j], rel[i][j] or rel(i, j); a parameter of rank 0 needs no brackets.
-  Expr read(const Param& param, std::size_t position) {
+  FOVEAL_CALLED Expr read(const Param& param, std::size_t position) {
     std::vector<Expr> index;
     if (in_.accept("(")) {
-      index = list(")", "index", param.name());
+      index = list(")", "to close the index of ", param.name());
     } else {
-      while (in_.accept("[")) std::ranges::move(list("]", "index", param.name()), std::back_inserter(index));
+      while (in_.accept("[")) std::ranges::move(list("]", "to close the index of ", param.name()), std::back_inserter(index));
     }
     return built(position, [&] { return param.read(index); });
   }
 
   /// The rest of `a, b, ...)`.
-  std::vector<Expr> list(std::string_view close, const char* what, std::string_view owner) {
+  FOVEAL_CALLED std::vector<Expr> list(std::string_view close, const char* what, std::string_view owner) {
     std::vector<Expr> items;
     if (in_.accept(close)) return items;
     do {
       items.push_back(conditional());
     } while (in_.accept(","));
-    in_.expect(close, base::join("to close the ", what, " of ", owner));
+    in_.expect(close, what, owner);
     return items;
   }
 
-  Expr call(const Token& name, const Function& function) {
-    in_.expect("(", base::join("after the function ", name.text));
-    const std::vector<Expr> args = list(")", "arguments", name.text);
-    if (args.size() != function.arity())
-      in_.fail(name.position, base::join(name.text, ": ", args.size(), " arguments; expected ", function.arity()));
+  FOVEAL_CALLED [[noreturn]] void fail_in_call(const Token& name, std::size_t found, std::size_t expected) {
+    in_.fail(name.position, base::join(name.text, ": ", found, " arguments; expected ", expected));
+  }
+
+  FOVEAL_CALLED Expr call(const Token& name, const Function& function) {
+    in_.expect("(", "after the function ", name.text);
+    const std::vector<Expr> args = list(")", "to close the arguments of ", name.text);
+    if (args.size() != function.arity()) fail_in_call(name, args.size(), function.arity());
     return built(name.position, [&] { return function(args); });
   }
 
   /// A named mask or score: constants first, then parameters by name.
-  Expr call(const Token& name, const NamedExpr& row) {
+  FOVEAL_CALLED Expr call(const Token& name, const NamedExpr& row) {
     std::vector<double> numbers;
     std::vector<Param> params;
     if (in_.accept("(") && !in_.accept(")")) {
       do {
-        const Token start = in_.token();
-        if (auto param = params_.find(start.text); start.kind == Token::name && param != params_.end()) {
-          in_.take();
-          params.push_back(param->second);
-        } else {
-          numbers.push_back(constant(conditional(), start.position, name.text));
-        }
+        if (const Param* param = named_param())
+          params.push_back(*param);
+        else
+          numbers.push_back(constant(name));
       } while (in_.accept(","));
-      in_.expect(")", base::join("to close the arguments of ", name.text));
+      in_.expect(")", "to close the arguments of ", name.text);
     }
-    if (static_cast<int>(numbers.size()) != row.integers || static_cast<int>(params.size()) != row.params) {
-      in_.fail(name.position,
-               base::join(name.text, ": ", numbers.size(), " numbers and ", params.size(), " parameters; expected ", row.signature));
-    }
+    if (static_cast<int>(numbers.size()) != row.integers || static_cast<int>(params.size()) != row.params)
+      fail_in_call(name, numbers.size(), params.size(), row.signature);
     return built(name.position, [&] { return row.build(numbers, params); });
   }
 
-  double constant(const Expr& expr, std::size_t position, std::string_view function) {
+  FOVEAL_CALLED [[noreturn]] void fail_in_call(const Token& name, std::size_t numbers, std::size_t params, const std::string& expected) {
+    in_.fail(name.position, base::join(name.text, ": ", numbers, " numbers and ", params, " parameters; expected ", expected));
+  }
+
+  /// Takes the name of a parameter, if that comes next.
+  const Param* named_param() {
+    const auto param = in_.token().kind == Token::name ? params_.find(in_.token().text) : params_.end();
+    if (param == params_.end()) return nullptr;
+    in_.take();
+    return &param->second;
+  }
+
+  /// A number, which may be an expression of numbers.
+  FOVEAL_CALLED double constant(const Token& function) {
+    const std::size_t position = in_.token().position;
+    return value_of(conditional(), position, function.text);
+  }
+
+  FOVEAL_CALLED double value_of(const Expr& expr, std::size_t position, std::string_view function) {
     std::optional<double> value;
     built(position, [&] {
       scoring::Graph graph;
@@ -372,6 +387,8 @@ class Parser {
   std::map<std::string, Expr, std::less<>> shared_;  ///< named values of printed text: _1, _2, ...
   int nesting_ = 0;
 };
+
+#undef FOVEAL_CALLED
 
 }  // namespace
 

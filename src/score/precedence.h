@@ -13,20 +13,22 @@ struct BinaryOperator {
   Expr (*build)(const Expr& a, const Expr& b);
 };
 constexpr int tightest_binary = 5;
-constexpr BinaryOperator binary_operators[] = {{"|", 0, operator| },
-                                                {"^", 1, operator^ },
-                                                 {"&", 2, operator& },
-                                                  {"<<", 3, operator<< },
-                                                   {">>", 3, operator>> },
-                                                    {"+", 4, operator+ },
-                                                     {"-", 4, operator- },
-                                                      {"*", 5, operator* },
-                                                       {"/", 5, operator/ }, {"//", 5, floor_div},
-                                                        {
-                                                            "%",
-                                                            5,
-                                                            operator% },
-                                                       };
+// clang-format takes an operator's name for an operator.
+// clang-format off
+constexpr BinaryOperator binary_operators[] = {
+    {"|", 0, operator|},
+    {"^", 1, operator^},
+    {"&", 2, operator&},
+    {"<<", 3, operator<<},
+    {">>", 3, operator>>},
+    {"+", 4, operator+},
+    {"-", 4, operator-},
+    {"*", 5, operator*},
+    {"/", 5, operator/},
+    {"//", 5, floor_div},
+    {"%", 5, operator%},
+};
+// clang-format on
 
 /// Null for other texts.
 constexpr const BinaryOperator* binary_operator(std::string_view sign) {

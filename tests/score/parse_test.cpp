@@ -1,5 +1,6 @@
 // The text form: what it means, that printing and parsing agree, and that every error points at its place.
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <cctype>
 #include <clocale>
@@ -135,6 +136,45 @@ TEST(ParseLimits, HostileTextIsRefused) {
   EXPECT_NE(message(std::string("score \0 x", 9)).find("column 7"), std::string::npos);
   EXPECT_LT(message(std::string(1u << 19, '1') + "q").size(), 1000u);
 }
+
+/// What fn gives on a thread whose stack has so many bytes.
+template <class Fn>
+void on_small_stack(std::size_t bytes, Fn fn) {
+  pthread_attr_t attributes;
+  ASSERT_EQ(pthread_attr_init(&attributes), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, bytes), 0);
+  pthread_t thread;
+  const auto call = [](void* given) -> void* { return (*static_cast<Fn*>(given))(), nullptr; };
+  ASSERT_EQ(pthread_create(&thread, &attributes, call, &fn), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&attributes);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which make frames larger
+TEST(ParseLimits, TheDeepestTextNeedsASmallStack) {
+  const auto nested = [](const std::string& open, const std::string& close) {
+    std::string text;
+    for (int i = 0; i < 199; ++i) text += open;
+    text += "score";
+    for (int i = 0; i < 199; ++i) text += close;
+    return text;
+  };
+  for (const auto& [open, close] :
+       {std::pair{"(", ")"}, {"exp(", ")"}, {"where(True, 1.0, ", ")"}, {"1.0 + (", ")"}, {"-(", ")"}, {"b[to_integer(", ")]"}}) {
+    const std::string text = nested(open, close);
+    std::string message = "not run";
+    on_small_stack(std::size_t{256} << 10, [&] {
+      try {
+        (void)parse(text, params());
+        message = "";
+      } catch (const Error& error) {
+        message = error.what();
+      }
+    });
+    EXPECT_TRUE(message.empty() || message.find("nested deeper than 200") != std::string::npos) << open << ": " << message;
+  }
+}
+#endif
 
 TEST(ParseLimits, LongFlatTextIsFine) {
   std::string text = "score";
