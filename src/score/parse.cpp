@@ -178,8 +178,8 @@ class Parser {
 
   FOVEAL_CALLED Expr conditional() {
     const Nesting guard(*this);
-    Expr value = operation(disjunction);
-    return in_.is("if") ? chosen(std::move(value)) : value;
+    const Expr value = operation(disjunction);
+    return in_.is("if") ? chosen(value) : value;
   }
 
   FOVEAL_CALLED Expr chosen(const Expr& value) {
