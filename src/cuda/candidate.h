@@ -7,24 +7,26 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/jit/compile.h"
 #include "cuda/jit/driver.h"
+#include "cuda/jit/kernel_set.h"
 #include "plan/backend.h"
 
 namespace foveal::cuda {
 
-/// The constructor plans everything, without a device; load() must come before run().
+/// The constructor plans everything, without a device, and adds its kernels to kernels_; load() must come before run().
 class GpuExecutable : public planning::Executable {
  public:
-  const std::vector<jit::KernelSource>& sources() const { return sources_; }
-  void set_arch(const std::string& arch) {
-    for (jit::KernelSource& source : sources_) source.arch = arch;
-  }
+  explicit GpuExecutable(int device) : device_(device) {}
+  const std::vector<jit::KernelSource>& sources() const { return kernels_.sources(); }
+  void set_arch(const std::string& arch) { kernels_.set_arch(arch); }
   /// One image for each source, in their order.
-  virtual void load(const std::vector<std::shared_ptr<const jit::Image>>& images) = 0;
+  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) { kernels_.load(images, device_); }
+  /// For a pass around this one, which loads these kernels with its own.
+  jit::KernelSet take_kernels() { return std::move(kernels_); }
 
  protected:
-  std::vector<jit::KernelSource> sources_;  ///< without an arch until set_arch()
+  int device_;
+  jit::KernelSet kernels_;
 };
 
 /// A kernel that has configurations to choose from, and all that are legal for a problem, as text (tune/tuned.h).

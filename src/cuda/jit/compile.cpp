@@ -57,7 +57,7 @@ Image compile_now(const KernelSource& source, const std::string& text, const std
     base::fail(ErrorCode::compile_failed, "kernel ", source.stem, " for ", source.arch, " does not compile",
                kept.empty() ? "" : "; source kept in ", kept, "\n", compilation.log);
   }
-  return {key, source.stem, source.entry, source.arch, read_facts(compilation.log), std::move(compilation.bytes)};
+  return {key, source.stem, source.arch, read_facts(compilation.log), std::move(compilation.bytes)};
 }
 
 using Future = std::shared_future<std::shared_ptr<const Image>>;
@@ -73,11 +73,11 @@ base::LruCache<Image>& images() {
 
 /// Identifies a source without its whole text: a plan for another length finds its kernels by it.
 std::string parts_of(const KernelSource& source) {
-  return base::join(source.stem, "\n", source.entry, "\n", source.arch, "\n", source.constants.text(), "\n", source.score);
+  return base::join(source.stem, "\n", source.arch, "\n", source.constants.text(), "\n", source.score);
 }
 
 std::string key_for(const KernelSource& source, const std::string& text, const std::string& compiler) {
-  std::string identity = base::join("foveal kernel abi 1\n", compiler, "\n", source.entry, "\n");
+  std::string identity = base::join("foveal kernel abi 1\n", compiler, "\n", source.stem, "\n");
   for (const auto& option : options_for(source.arch)) identity += option + "\n";
   return sha256(identity + text);
 }

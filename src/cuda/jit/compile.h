@@ -22,8 +22,8 @@ struct Facts {
 
 /// A compiled kernel: machine code (or PTX text when the source's arch is a compute_XX).
 struct Image {
-  std::string key;  ///< hex digest of everything that can change the bits
-  std::string stem, entry, arch;
+  std::string key;         ///< hex digest of everything that can change the bits
+  std::string stem, arch;  ///< stem: the kernel's name, too
   Facts facts;
   std::string bytes;
 };

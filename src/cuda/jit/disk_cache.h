@@ -26,7 +26,7 @@ void cache_write(const Image& image);
 std::string cache_keep(const std::string& name, const std::string& text);
 
 struct CacheEntry {
-  std::string path, key, stem, entry, arch;
+  std::string path, key, stem, arch;
   std::size_t bytes = 0;
   Facts facts;
 };

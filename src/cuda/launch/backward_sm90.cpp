@@ -56,24 +56,24 @@ class BackwardSm90 : public GpuExecutable {
  public:
   BackwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts, const ReadPlan& plan,
                const Chosen<Sm90BackwardConfig>& choice)
-      : problem_(problem),
-        device_(problem.device.index),
+      : GpuExecutable(problem.device.index),
+        problem_(problem),
         read_plan_(plan),
         choice_(choice),
         config_(with_group_tasks(problem, choice_.config, facts)),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.block_q, config_.task_keys(), true, workspace_),
-        group_sums_(problem, config_, workspace_),
-        gradients_(problem, read_plan_, workspace_),
-        reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_) {
+        group_sums_(problem, config_, workspace_, kernels_),
+        gradients_(problem, read_plan_, workspace_, kernels_),
+        reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_, kernels_) {
     if (!read_plan_.collect) read_plan_.place(config_.bins);
     for (const PlannedRead& read : read_plan_.reads) {
       if (read.collector != Collector::pairs) continue;
-      pairs_.emplace_back(problem_, read, *read_plan_.pairs, facts, workspace_);
+      pairs_.emplace_back(problem_, read, *read_plan_.pairs, facts, workspace_, kernels_);
       if (pairs_.back().covers()) gradients_.leave_uncleared(pairs_.back().param());
     }
-    if (read_plan_.collect) collect_.emplace(problem_, *read_plan_.collect, facts);
-    if (read_plan_.rows) rows_.emplace(problem_, *read_plan_.rows, facts, workspace_);
+    if (read_plan_.collect) collect_.emplace(problem_, *read_plan_.collect, facts, kernels_);
+    if (read_plan_.rows) rows_.emplace(problem_, *read_plan_.rows, facts, workspace_, kernels_);
     const problem::Problem& p = problem_;
     stat_rows_ =
         p.varlen ? base::round_up(p.total_q, device::kRowStep) + p.batch * device::kRowStep : base::round_up(p.seqlen_q, device::kRowStep);
@@ -84,48 +84,15 @@ class BackwardSm90 : public GpuExecutable {
     grid_ = static_cast<unsigned>(schedule_.teams * config_.cluster_size());
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
-    sources_ = {backward_sm90_source(p, config_), backward_prepare_sm90_source(p, config_)};
-    const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
-    if (p.dq.present) sources_.push_back(backward_convert_sm90_source(p, config_));
-    add(group_sums_.sources());
-    add(gradients_.sources());
-    if (collect_) sources_.push_back(collect_->source());
+    kernel_ = kernels_.add_main(backward_sm90_source(p, config_), shared_bytes_);
+    prepare_ = kernels_.add(backward_prepare_sm90_source(p, config_));
+    if (p.dq.present) convert_ = kernels_.add(backward_convert_sm90_source(p, config_));
     if (reads_.any()) {
       problem::Problem rows_only = p;
       if (p.sink >= 0) rows_only.params[static_cast<std::size_t>(p.sink)].gradient = {};  // far rows gave it theirs
-      measure_.emplace(rows_only, facts.shared_bytes_per_block);
-      sources_.push_back(measure_->source());
+      measure_.emplace(rows_only, facts.shared_bytes_per_block, kernels_);
     }
-    add(reads_.sources());
-    for (const PairsSm90& pairs : pairs_) add(pairs.sources());
-    if (rows_) add(rows_->sources());
-    if (uses_tables()) add(tables_.sources());
-  }
-
-  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
-    const auto* next = images.data();
-    kernel_ = jit::Kernel(*next++, device_, shared_bytes_);
-    prepare_ = jit::Kernel(*next++, device_, 0);
-    if (problem_.dq.present) convert_ = jit::Kernel(*next++, device_, 0);
-    group_sums_.load(next, device_);
-    next += group_sums_.sources().size();
-    gradients_.load(next, device_);
-    next += gradients_.sources().size();
-    if (collect_) collect_->load(*next++, device_);
-    if (measure_) measure_->load(*next++, device_);
-    reads_.load(next, device_);
-    next += reads_.sources().size();
-    for (PairsSm90& pairs : pairs_) {
-      pairs.load(next, device_);
-      next += pairs.sources().size();
-    }
-    if (rows_) {
-      rows_->load(next, device_);
-      next += rows_->sources().size();
-    }
-    if (!uses_tables()) return;
-    tables_.load(next, device_);
-    tables_.upload(device_);
+    if (uses_tables()) tables_.add_to(kernels_);
   }
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
@@ -148,7 +115,7 @@ class BackwardSm90 : public GpuExecutable {
     e.schedule.team = config_.cluster_size() > 1 ? "cluster" : "CTA";
     e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.block_q * config_.task_keys() * 2.0 *
               static_cast<double>(3 * problem_.head_dim + 2 * problem_.head_dim_v);
-    const jit::Facts& facts = kernel_.image().facts;
+    const jit::Facts& facts = kernel_->image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
     e.details.emplace_back("configuration", choice_.why);
     e.details.emplace_back("tasks", schedule_.text(e.schedule.team));
@@ -174,11 +141,11 @@ class BackwardSm90 : public GpuExecutable {
     const std::int64_t rows_per_cta = device::kPrepareThreads / device::prepare_row_lanes(static_cast<int>(p.head_dim_v));
     const auto prepare_ctas = static_cast<unsigned>(base::round_up(p.seqlen_q, device::kRowStep) / rows_per_cta);
     const auto prepare = [&] {
-      prepare_.launch({.grid_x = prepare_ctas, .grid_y = heads, .grid_z = sequences, .threads = device::kPrepareThreads}, args, stream);
+      prepare_->launch({.grid_x = prepare_ctas, .grid_y = heads, .grid_z = sequences, .threads = device::kPrepareThreads}, args, stream);
     };
     const auto convert = [&] {
       const auto convert_ctas = static_cast<unsigned>(base::divide_up(p.seqlen_q, config_.block_q) * 2 * config_.cluster_size());
-      convert_.launch({.grid_x = convert_ctas, .grid_y = heads, .grid_z = sequences, .threads = device::kConvertThreads}, args, stream);
+      convert_->launch({.grid_x = convert_ctas, .grid_y = heads, .grid_z = sequences, .threads = device::kConvertThreads}, args, stream);
     };
     const bool prepares = stages.begins || stages.measures;
     if (!stages.multiplies) {
@@ -191,8 +158,8 @@ class BackwardSm90 : public GpuExecutable {
     if (prepares) prepare();
     const device::AttentionArgs whole = args.attention;
     group_sums_.begin(args.attention, workspace, stream);
-    kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_, .cooperative = reproducible()},
-                   args, stream);
+    kernel_->launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_, .cooperative = reproducible()},
+                    args, stream);
     group_sums_.finish(whole, workspace, stream);
     if (stages.ends && p.dq.present) convert();
     if (!gradients_.any()) return;
@@ -241,7 +208,6 @@ class BackwardSm90 : public GpuExecutable {
   }
 
   problem::Problem problem_;
-  int device_;
   ReadPlan read_plan_;
   Chosen<Sm90BackwardConfig> choice_;
   Sm90BackwardConfig config_;
@@ -260,7 +226,7 @@ class BackwardSm90 : public GpuExecutable {
   std::size_t kept_hash_ = 0;    ///< where they are: parts must share the kernel that converts dq
   Sm90Schedule schedule_{};
   unsigned grid_ = 1, shared_bytes_ = 0;
-  jit::Kernel kernel_, prepare_, convert_;
+  jit::KernelHandle kernel_, prepare_, convert_;
 };
 
 std::optional<std::string> refuses_backward_sm90(const problem::Problem& p) {
@@ -315,7 +281,7 @@ std::vector<Family> families_backward_sm90(const problem::Problem& p, const driv
 bool mask_is_band(const problem::Problem& p) { return p.has_mask() && sm90_mask(p).tiles != Sm90Tiles::list; }
 
 jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
-  jit::KernelSource source{.stem = kernel, .entry = kernel, .constants = sm90_constants(p), .score = score, .arch = {}};
+  jit::KernelSource source{.stem = kernel, .constants = sm90_constants(p), .score = score};
   config.set(source.constants);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
   source.constants.set("kReproducible", p.attention.determinism == Determinism::reproducible).set("kCollects", config.collects);
@@ -340,10 +306,8 @@ jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90Back
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   jit::KernelSource source{.stem = "backward_prepare_sm90",
-                           .entry = "backward_prepare_sm90",
                            .constants = attention_constants(p),
-                           .score = emit_score(p, {.lines = config.lines, .band = mask_is_band(p)}),
-                           .arch = {}};
+                           .score = emit_score(p, {.lines = config.lines, .band = mask_is_band(p)})};
   source.constants.set("kBlockQ", config.block_q).set("kReproducible", p.attention.determinism == Determinism::reproducible);
   source.constants.set("kMaskIsBand", mask_is_band(p)).set("kKeepsRows", p.keeps_rows);
   return source;
@@ -354,10 +318,8 @@ jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const 
   alike.whole_keys = false;
   const bool cuts_tiles = p.has_mask() || p.ragged_kv();
   jit::KernelSource source{.stem = "backward_convert_sm90",
-                           .entry = "backward_convert_sm90",
                            .constants = attention_constants(alike),
-                           .score = slope_has_unit(p) || cuts_tiles ? emit_score(p, {.band = mask_is_band(p)}) : emit_sink(p, true),
-                           .arch = {}};
+                           .score = slope_has_unit(p) || cuts_tiles ? emit_score(p, {.band = mask_is_band(p)}) : emit_sink(p, true)};
   source.constants.set("kBlockQ", config.block_q).set("kMaskIsBand", mask_is_band(p)).set("kKeepsRows", p.keeps_rows);
   return source;
 }

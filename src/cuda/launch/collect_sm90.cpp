@@ -8,8 +8,11 @@
 
 namespace foveal::cuda {
 
-CollectSm90::CollectSm90(const problem::Problem& p, const Sm90CollectConfig& config, const driver::DeviceFacts& facts)
-    : config_(config), shared_bytes_(static_cast<unsigned>(config.shared_bytes(p))), source_(collect_sm90_source(p, config)) {
+CollectSm90::CollectSm90(const problem::Problem& p, const Sm90CollectConfig& config, const driver::DeviceFacts& facts,
+                         jit::KernelSet& kernels)
+    : config_(config),
+      shared_bytes_(static_cast<unsigned>(config.shared_bytes(p))),
+      kernel_(kernels.add(collect_sm90_source(p, config), shared_bytes_)) {
   const Sm90Mask mask = sm90_mask(p);
   keys_in_reach_ = sm90_keys_in_reach(p, mask);
   schedule_ = sm90_schedule({.row_cost = sm90_row_cost(mask, p.seqlen_kv, config.block_kv, p.seqlen_q, config.block_q, Sm90Walk::queries),
@@ -25,18 +28,18 @@ void CollectSm90::run(const problem::Buffers& buffers, const device::Sm90Args& b
   args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys_in_reach_);
   args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys_in_reach_);
   args.order = schedule_.order;
-  kernel_.launch({.grid_x = static_cast<unsigned>(schedule_.teams), .threads = Sm90CollectConfig::threads, .shared_bytes = shared_bytes_},
-                 args, stream);
+  kernel_->launch({.grid_x = static_cast<unsigned>(schedule_.teams), .threads = Sm90CollectConfig::threads, .shared_bytes = shared_bytes_},
+                  args, stream);
 }
 
 void CollectSm90::describe(Explanation& e) const {
   e.details.emplace_back("gradients of parameters",
                          base::join("tiles ", config_.block_q, "x", config_.block_kv, " stages ", config_.stages, ", ",
-                                    schedule_.order.tasks, " tasks, spilled bytes ", kernel_.image().facts.spill_bytes));
+                                    schedule_.order.tasks, " tasks, spilled bytes ", kernel_->image().facts.spill_bytes));
 }
 
 jit::KernelSource collect_sm90_source(const problem::Problem& p, const Sm90CollectConfig& config) {
-  jit::KernelSource source{.stem = "collect_sm90", .entry = "collect_sm90", .constants = sm90_constants(p), .score = {}, .arch = {}};
+  jit::KernelSource source{.stem = "collect_sm90", .constants = sm90_constants(p)};
   source.score = emit_score(p, {.lines = config.lines,
                                 .pairs = true,
                                 .tanh = true,

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/jit/kernel.h"
+#include "cuda/jit/kernel_set.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/tune/sm90_order.h"
 
@@ -11,10 +11,7 @@ namespace foveal::cuda {
 
 class CollectSm90 {
  public:
-  CollectSm90(const problem::Problem& problem, const Sm90CollectConfig& config, const driver::DeviceFacts& facts);
-
-  const jit::KernelSource& source() const { return source_; }
-  void load(const std::shared_ptr<const jit::Image>& image, int device) { kernel_ = jit::Kernel(image, device, shared_bytes_); }
+  CollectSm90(const problem::Problem& problem, const Sm90CollectConfig& config, const driver::DeviceFacts& facts, jit::KernelSet& kernels);
 
   /// args: of the backward pass, whose tiles are as large.
   void run(const problem::Buffers& buffers, const device::Sm90Args& args, Stream stream) const;
@@ -25,8 +22,7 @@ class CollectSm90 {
   std::int64_t keys_in_reach_ = 0;
   Sm90Schedule schedule_{};
   unsigned shared_bytes_ = 0;
-  jit::KernelSource source_;
-  jit::Kernel kernel_;
+  jit::KernelHandle kernel_;
 };
 
 jit::KernelSource collect_sm90_source(const problem::Problem& problem, const Sm90CollectConfig& config);

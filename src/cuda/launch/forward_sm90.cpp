@@ -19,17 +19,22 @@ namespace {
 
 constexpr int splits_of_warp = 8;  ///< when merged: more are shared with other warps
 
+struct ForwardSources {
+  jit::KernelSource forward;
+  std::optional<jit::KernelSource> merge{};  ///< of the splits of rows
+};
+
 /// The length-independent part of a design, shared while a KV cache grows.
 struct SharedDesign {
   Sm90Tiles tiles;
   std::optional<Chosen<Sm90ForwardConfig>> choice;  ///< none: kernels for many queries, whose choice looks at lengths
-  std::vector<jit::KernelSource> whole, split;      ///< the kernels for tasks on all keys and on parts of them
-  std::vector<float> numbers;                       ///< of these
+  ForwardSources whole{}, split{};                  ///< for tasks on all keys and on parts of them
+  std::vector<float> numbers{};                     ///< of these
 };
 
-std::vector<jit::KernelSource> kernels_for(const problem::Problem& p, const Sm90ForwardConfig& config) {
-  std::vector<jit::KernelSource> sources{forward_sm90_source(p, config)};
-  if (config.split_kv) sources.push_back(merge_splits_sm90_source(p));
+ForwardSources sources_of(const problem::Problem& p, const Sm90ForwardConfig& config) {
+  ForwardSources sources{forward_sm90_source(p, config)};
+  if (config.split_kv) sources.merge = merge_splits_sm90_source(p);
   return sources;
 }
 
@@ -62,13 +67,13 @@ problem::Problem any_length(const problem::Problem& p) {
 }
 
 SharedDesign design_of(const problem::Problem& any, const std::string& device) {
-  SharedDesign design{sm90_mask(any).tiles, sm90_forward_choice(any, device), {}, {}, {}};
+  SharedDesign design{.tiles = sm90_mask(any).tiles, .choice = sm90_forward_choice(any, device)};
   if (design.choice && !design.choice->config.is_decode()) design.choice.reset();
   if (!design.choice) return design;
   Sm90ForwardConfig config = design.choice->config;
-  design.whole = kernels_for(any, config);
+  design.whole = sources_of(any, config);
   config.split_kv = true;
-  design.split = kernels_for(any, config);
+  design.split = sources_of(any, config);
   design.numbers = *any.numbers;
   return design;
 }
@@ -97,8 +102,8 @@ class ForwardSm90 : public GpuExecutable {
  public:
   ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::shared_ptr<const SharedDesign>& shared,
               const Chosen<Sm90ForwardConfig>& choice)
-      : problem_(with_numbers_of(shared, problem)),
-        device_(problem.device.index),
+      : GpuExecutable(problem.device.index),
+        problem_(with_numbers_of(shared, problem)),
         choice_(choice),
         config_(choice_.config),
         mask_(sm90_mask(problem)),
@@ -124,16 +129,10 @@ class ForwardSm90 : public GpuExecutable {
                               schedule_costs_of(p, config_), {facts.multiprocessors, facts.l2_bytes});
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
-    sources_ = !shared ? kernels_for(p, config_) : config_.split_kv ? shared->split : shared->whole;
-    if (uses_tables()) sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
-  }
-
-  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
-    kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
-    if (config_.split_kv) merge_ = jit::Kernel(images[1], device_, 0);
-    if (!uses_tables()) return;
-    tables_.load(images.data() + images.size() - tables_.sources().size(), device_);  // the last ones
-    tables_.upload(device_);
+    ForwardSources sources = !shared ? sources_of(p, config_) : config_.split_kv ? shared->split : shared->whole;
+    kernel_ = kernels_.add_main(std::move(sources.forward), shared_bytes_);
+    if (config_.split_kv) merge_ = kernels_.add(*std::move(sources.merge));
+    if (uses_tables()) tables_.add_to(kernels_);
   }
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
@@ -149,7 +148,7 @@ class ForwardSm90 : public GpuExecutable {
     e.schedule.block_q = config_.queries(), e.schedule.block_kv = config_.block_kv, e.schedule.team = "CTA";
     e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.queries() * config_.block_kv * 2.0 *
               static_cast<double>(problem_.head_dim + problem_.head_dim_v);
-    const jit::Facts& facts = kernel_.image().facts;
+    const jit::Facts& facts = kernel_->image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
     e.details.emplace_back("configuration", choice_.why);
     e.details.emplace_back("tasks", schedule_.text());
@@ -191,17 +190,17 @@ class ForwardSm90 : public GpuExecutable {
                                  .shared_bytes = shared_bytes_,
                                  .programmatic = config_.is_decode()};
     if (p.spread) {
-      kernel_.launch(shape, sm90_spread_args(args, buffers, keys, box_keys(), config_.block_kv), stream);
+      kernel_->launch(shape, sm90_spread_args(args, buffers, keys, box_keys(), config_.block_kv), stream);
     } else {
-      kernel_.launch(shape, args, stream);
+      kernel_->launch(shape, args, stream);
     }
     if (!config_.split_kv) return;
     const std::int64_t warps = p.seqlen_q * p.heads_q * merge_warps();
-    merge_.launch({.grid_x = static_cast<unsigned>((warps + device::kMergeWarps - 1) / device::kMergeWarps),
-                   .grid_y = static_cast<unsigned>(p.batch),
-                   .threads = 32 * device::kMergeWarps,
-                   .programmatic = true},
-                  args, stream);
+    merge_->launch({.grid_x = static_cast<unsigned>((warps + device::kMergeWarps - 1) / device::kMergeWarps),
+                    .grid_y = static_cast<unsigned>(p.batch),
+                    .threads = 32 * device::kMergeWarps,
+                    .programmatic = true},
+                   args, stream);
   }
 
  private:
@@ -217,7 +216,6 @@ class ForwardSm90 : public GpuExecutable {
   }
 
   problem::Problem problem_;
-  int device_;
   Chosen<Sm90ForwardConfig> choice_;
   Sm90ForwardConfig config_;
   Sm90Mask mask_;
@@ -228,7 +226,7 @@ class ForwardSm90 : public GpuExecutable {
   std::int64_t split_rows_ = 0;
   std::size_t split_out_offset_ = 0, split_softmax_offset_ = 0, split_exponent_offset_ = 0;
   unsigned shared_bytes_ = 0;
-  jit::Kernel kernel_, merge_;
+  jit::KernelHandle kernel_, merge_;
 };
 
 std::optional<std::string> refuses_forward_sm90(const problem::Problem& p) {
@@ -263,7 +261,6 @@ const Candidate forward_sm90{
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{.stem = config.kernel(),
-                           .entry = config.kernel(),
                            .constants = sm90_constants(problem),
                            .score = emit_score(problem, {.lines = config.lines,
                                                          .row_values = config.row_values,
@@ -275,19 +272,14 @@ jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm9
                                                          .raw_offsets = config.raw_offsets,
                                                          .offsets_first = config.offsets_first,
                                                          .offset_columns = config.offset_steps > 0,
-                                                         .several_heads = config.packed_heads > 1}),
-                           .arch = {}};
+                                                         .several_heads = config.packed_heads > 1})};
   config.set(source.constants);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem)));
   return source;
 }
 
 jit::KernelSource merge_splits_sm90_source(const problem::Problem& problem) {
-  return {.stem = "merge_splits_sm90",
-          .entry = "merge_splits_sm90",
-          .constants = attention_constants(problem),
-          .score = emit_sink(problem, false),
-          .arch = {}};
+  return {.stem = "merge_splits_sm90", .constants = attention_constants(problem), .score = emit_sink(problem, false)};
 }
 
 }  // namespace foveal::cuda

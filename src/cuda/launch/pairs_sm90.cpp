@@ -9,7 +9,7 @@
 namespace foveal::cuda {
 
 PairsSm90::PairsSm90(const problem::Problem& p, const PlannedRead& planned, const Sm90PairsConfig& config, const driver::DeviceFacts& facts,
-                     Workspace& workspace)
+                     Workspace& workspace, jit::KernelSet& kernels)
     : problem_(p), config_(config) {
   const int block_q = config_.block_q, block_kv = config_.block_kv;
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(planned.read)];
@@ -31,15 +31,8 @@ PairsSm90::PairsSm90(const problem::Problem& p, const PlannedRead& planned, cons
   row_parts_ = parts.parts;
   schedule_ = parts.schedule;
   shared_bytes_ = config_.shared_bytes(p);
-  sources_ = {pairs_sm90_source(p, config_, planned.read, covers_)};
-  if (tables_) sources_.insert(sources_.end(), tables_->sources().begin(), tables_->sources().end());
-}
-
-void PairsSm90::load(const std::shared_ptr<const jit::Image>* images, int device) {
-  kernel_ = jit::Kernel(images[0], device, shared_bytes_);
-  if (!tables_) return;
-  tables_->load(images + 1, device);
-  tables_->upload(device);
+  kernel_ = kernels.add(pairs_sm90_source(p, config_, planned.read, covers_), shared_bytes_);
+  if (tables_) tables_->add_to(kernels);
 }
 
 void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& backward, void* workspace, Stream stream) const {
@@ -50,7 +43,7 @@ void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& bac
   sm90_set_backward_maps(args.sm90, buffers, block_q, p.total_q, block_kv, keys_in_reach_);
   args.sm90.order = schedule_.order;
   if (tables_) tables_->place(args.sm90.attention, workspace, stream);
-  kernel_.launch(
+  kernel_->launch(
       {.grid_x = static_cast<unsigned>(schedule_.teams), .threads = static_cast<unsigned>(config_.threads), .shared_bytes = shared_bytes_},
       args, stream);
 }
@@ -59,12 +52,12 @@ void PairsSm90::describe(Explanation& e) const {
   e.details.emplace_back(
       "pairs", base::join("tiles ", config_.block_q, "x", config_.block_kv, " stages ", config_.stages,
                           config_.pair_stages > 0 ? base::join(", of pairs ", config_.pair_stages) : "", ", ", schedule_.order.tasks,
-                          " tasks, ", row_parts_.value, " a row, spilled bytes ", kernel_.image().facts.spill_bytes));
+                          " tasks, ", row_parts_.value, " a row, spilled bytes ", kernel_->image().facts.spill_bytes));
 }
 
 jit::KernelSource pairs_sm90_source(const problem::Problem& p, const Sm90PairsConfig& config, int number, bool covers) {
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
-  jit::KernelSource source{.stem = "pairs_sm90", .entry = "pairs_sm90", .constants = sm90_constants(p), .score = {}, .arch = {}};
+  jit::KernelSource source{.stem = "pairs_sm90", .constants = sm90_constants(p)};
   source.score = emit_score(p, {.pairs = true, .tiles = config.tiles, .band = sm90_mask(p).tiles != Sm90Tiles::list});
   source.constants.set("kBlockKv", config.block_kv).set("kConsumers", config.consumers).set("kStages", config.stages);
   source.constants.set("kPairStages", config.pair_stages).set("kTasksAhead", config.tasks_ahead).set("kPairsRead", number);

@@ -14,10 +14,7 @@ namespace foveal::cuda {
 class PairsSm90 {
  public:
   PairsSm90(const problem::Problem& problem, const PlannedRead& read, const Sm90PairsConfig& config, const driver::DeviceFacts& facts,
-            Workspace& workspace);
-
-  const std::vector<jit::KernelSource>& sources() const { return sources_; }
-  void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source
+            Workspace& workspace, jit::KernelSet& kernels);
 
   int param() const { return param_; }
   bool covers() const { return covers_; }  ///< writes every element of the parameter's gradient
@@ -36,8 +33,7 @@ class PairsSm90 {
   Sm90Schedule schedule_{};
   device::Divisor row_parts_{};  ///< tasks of a row of tiles
   unsigned shared_bytes_ = 0;
-  std::vector<jit::KernelSource> sources_;
-  jit::Kernel kernel_;
+  jit::KernelHandle kernel_;
 };
 
 /// covers: see PairsSm90::covers().

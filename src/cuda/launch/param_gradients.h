@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "cuda/device/args.cuh"
-#include "cuda/jit/kernel.h"
+#include "cuda/jit/kernel_set.h"
 #include "cuda/launch/workspace.h"
 #include "cuda/tune/read_plan.h"
 #include "problem/problem.h"
@@ -12,10 +12,7 @@ namespace foveal::cuda {
 
 class ParamGradients {
  public:
-  ParamGradients(const problem::Problem& problem, const ReadPlan& plan, Workspace& workspace);
-
-  const std::vector<jit::KernelSource>& sources() const { return sources_; }
-  void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source
+  ParamGradients(const problem::Problem& problem, const ReadPlan& plan, Workspace& workspace, jit::KernelSet& kernels);
 
   bool any() const { return !gradients_.empty(); }
   bool collected() const;    ///< some are collected by the kernel that owns tiles of queries
@@ -35,14 +32,13 @@ class ParamGradients {
     std::size_t offset = 0, bytes = 0;  ///< of sums or values in the workspace
     bool direct = false;                ///< values are the caller's tensor
     bool clears = true;                 ///< before anything is added
-    jit::Kernel convert{};
+    jit::KernelHandle convert{};
   };
   void clear(const Gradient& gradient, const problem::Buffers& buffers, Stream stream) const;
   void convert(const Gradient& gradient, const unsigned long long* bins, const void* values, const problem::Buffers& buffers,
                Stream stream) const;
 
   std::vector<Gradient> gradients_;
-  std::vector<jit::KernelSource> sources_;
   std::string text_;
 };
 

@@ -74,8 +74,7 @@ const jit::Kernel& RowKernels::kernel(const std::string& stem, const jit::Consta
   const auto found = kernels_.find(key);
   if (found != kernels_.end()) return found->second;
   const driver::DeviceFacts& facts = driver::device_facts(device_);
-  const auto image = jit::compile(
-      jit::KernelSource{.stem = stem, .entry = stem, .constants = constants, .score = {}, .arch = jit::arch_of(facts.major, facts.minor)});
+  const auto image = jit::compile(jit::KernelSource{.stem = stem, .constants = constants, .arch = jit::arch_of(facts.major, facts.minor)});
   return kernels_.emplace(key, jit::Kernel(image, device_, 0)).first->second;
 }
 
@@ -157,9 +156,7 @@ const RowKernels& row_kernels(int device) {
 
 std::vector<jit::KernelSource> row_kernel_sources(DType element) {
   std::vector<jit::KernelSource> sources;
-  const auto add = [&](const char* stem, const jit::Constants& constants) {
-    sources.push_back({.stem = stem, .entry = stem, .constants = constants, .score = {}, .arch = {}});
-  };
+  const auto add = [&](const char* stem, const jit::Constants& constants) { sources.push_back({.stem = stem, .constants = constants}); };
   const DType wide = wide_of(element);
   for (const auto& [from, to] : {std::pair{element, element}, std::pair{wide, element}, std::pair{wide, wide}, std::pair{DType::f64, wide}})
     for (const int vector : {1, static_cast<int>(16 / std::max(size_of(from), size_of(to)))})

@@ -13,10 +13,8 @@ namespace foveal::cuda {
 
 class RowsSm90 {
  public:
-  RowsSm90(const problem::Problem& problem, const Sm90RowsConfig& config, const driver::DeviceFacts& facts, Workspace& workspace);
-
-  const std::vector<jit::KernelSource>& sources() const { return sources_; }
-  void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source
+  RowsSm90(const problem::Problem& problem, const Sm90RowsConfig& config, const driver::DeviceFacts& facts, Workspace& workspace,
+           jit::KernelSet& kernels);
 
   /// args: statistics, mask and gradients of the backward pass.
   void run(const problem::Buffers& buffers, const device::Sm90Args& args, void* workspace, Stream stream) const;
@@ -29,8 +27,7 @@ class RowsSm90 {
   std::optional<TileTables> tables_;
   Sm90Schedule schedule_{};
   unsigned shared_bytes_ = 0;
-  std::vector<jit::KernelSource> sources_;
-  jit::Kernel kernel_;
+  jit::KernelHandle kernel_;
 };
 
 jit::KernelSource rows_sm90_source(const problem::Problem& problem, const Sm90RowsConfig& config);

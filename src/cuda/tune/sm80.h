@@ -13,7 +13,7 @@ namespace foveal::cuda {
 
 /// two_scan: dq and dkdv in one launch; reads: the dq kernel without dq, for gradients of parameters alone; measure: of far rows.
 enum class Sm80Kernel { forward, dq, dkdv, two_scan, reads, pairs, measure };
-/// Of its file under device/kernels and of its entry.
+/// Of its file under device/kernels, and the kernel's name.
 const char* sm80_stem(Sm80Kernel kernel);
 
 struct Sm80Config {
