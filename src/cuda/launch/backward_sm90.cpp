@@ -6,12 +6,10 @@
 #include "base/divide.h"
 #include "cuda/device/layout/agreed.cuh"
 #include "cuda/launch/attention_args.h"
-#include "cuda/launch/collect_sm90.h"
+#include "cuda/launch/gradient_pass_sm90.h"
 #include "cuda/launch/group_sums.h"
-#include "cuda/launch/pairs_sm90.h"
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/pass_sm80.h"
-#include "cuda/launch/rows_sm90.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score/score_emit.h"
@@ -67,14 +65,15 @@ class BackwardSm90 : public GpuExecutable {
         gradients_(problem, read_plan_, workspace_, kernels_),
         reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_, kernels_) {
     if (!read_plan_.collect) read_plan_.place(config_.bins);
+    const problem::Problem& p = problem_;
+    const auto add = [&](GradientKernelSm90 kernel) { passes_.emplace_back(p, std::move(kernel), workspace_, kernels_); };
+    if (read_plan_.collect) add(collect_sm90(p, *read_plan_.collect, facts));
     for (const PlannedRead& read : read_plan_.reads) {
       if (read.collector != Collector::pairs) continue;
-      pairs_.emplace_back(problem_, read, *read_plan_.pairs, facts, workspace_, kernels_);
-      if (pairs_.back().covers()) gradients_.leave_uncleared(pairs_.back().param());
+      add(pairs_sm90(p, read, *read_plan_.pairs, facts));
+      if (read.facts.covers) gradients_.leave_uncleared(read.facts.param);
     }
-    if (read_plan_.collect) collect_.emplace(problem_, *read_plan_.collect, facts, kernels_);
-    if (read_plan_.rows) rows_.emplace(problem_, *read_plan_.rows, facts, workspace_, kernels_);
-    const problem::Problem& p = problem_;
+    if (read_plan_.rows) add(query_tables_sm90(p, *read_plan_.rows, facts));
     stat_rows_ =
         p.varlen ? base::round_up(p.total_q, device::kRowStep) + p.batch * device::kRowStep : base::round_up(p.seqlen_q, device::kRowStep);
     if (p.keeps_rows) kept_hash_ = std::hash<std::string>{}(jit::assemble(backward_convert_sm90_source(p, config_)));
@@ -122,9 +121,7 @@ class BackwardSm90 : public GpuExecutable {
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
     read_plan_.describe(e, problem_);
-    if (collect_) collect_->describe(e);
-    for (const PairsSm90& pairs : pairs_) pairs.describe(e);
-    if (rows_) rows_->describe(e);
+    for (const GradientPassSm90& pass : passes_) pass.describe(e);
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
   }
 
@@ -163,9 +160,7 @@ class BackwardSm90 : public GpuExecutable {
     group_sums_.finish(whole, workspace, stream);
     if (stages.ends && p.dq.present) convert();
     if (!gradients_.any()) return;
-    if (collect_) collect_->run(buffers, args, stream);
-    for (const PairsSm90& pairs : pairs_) pairs.run(buffers, args, workspace, stream);
-    if (rows_) rows_->run(buffers, args, workspace, stream);
+    for (const GradientPassSm90& pass : passes_) pass.run(buffers, args, workspace, stream);
     finish_params(args.attention, args.stat_rows, buffers, workspace, stream);
   }
 
@@ -217,10 +212,8 @@ class BackwardSm90 : public GpuExecutable {
   GroupSums group_sums_;
   ParamGradients gradients_;
   ReadPasses reads_;
-  std::optional<CollectSm90> collect_;
+  std::vector<GradientPassSm90> passes_;
   std::optional<MeasureSm80> measure_;  ///< for reads_, whose kernels round scores differently
-  std::vector<PairsSm90> pairs_;
-  std::optional<RowsSm90> rows_;
   std::int64_t stat_rows_ = 0;
   std::size_t rows_offset_ = 0;  ///< of what RowsLayout says, where rows are not kept
   std::size_t kept_hash_ = 0;    ///< where they are: parts must share the kernel that converts dq

@@ -39,15 +39,9 @@ ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, 
   }
 }
 
-bool ParamGradients::collected() const {
-  for (const Gradient& gradient : gradients_)
-    if (gradient.storage == GradientStorage::exact_sums || gradient.storage == GradientStorage::stored) return true;
-  return false;
-}
-
-void ParamGradients::leave_uncleared(int param) {
+void ParamGradients::leave_uncleared(std::size_t param) {
   for (Gradient& gradient : gradients_)
-    if (static_cast<int>(gradient.param) == param) gradient.clears = false;
+    if (gradient.param == param) gradient.clears = false;
 }
 
 std::string ParamGradients::text() const { return text_; }

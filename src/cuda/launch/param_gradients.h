@@ -15,11 +15,10 @@ class ParamGradients {
   ParamGradients(const problem::Problem& problem, const ReadPlan& plan, Workspace& workspace, jit::KernelSet& kernels);
 
   bool any() const { return !gradients_.empty(); }
-  bool collected() const;    ///< some are collected by the kernel that owns tiles of queries
   std::string text() const;  ///< for explain(): `rel diagonal; slope uniform`
 
   /// A kernel writes every element of this parameter's gradient, which then needs no zeros.
-  void leave_uncleared(int param);
+  void leave_uncleared(std::size_t param);
 
   void prepare(device::AttentionArgs& args, const problem::Buffers& buffers, void* workspace, Stream stream) const;
   void finish(const device::AttentionArgs& args, const problem::Buffers& buffers, Stream stream) const;
