@@ -38,12 +38,13 @@ std::optional<Launches> launches_of(const problem::Problem& p, const Sm80Device&
   if (p.attention.backward == BackwardStrategy::two_scan && wants_keys) {
     const auto choice = two_scan_choice(p, device.shared_bytes);
     if (!choice) return std::nullopt;
-    Launches both{true, *choice, *choice, sm80_read_plan(p, choice->config)};
+    const Launches both{.two_scan = true, .queries = *choice, .keys = *choice, .reads = sm80_read_plan(p, choice->config)};
     if (both.wants_queries(p)) return both;
   }
   const auto queries = sm80_choice(p, Sm80Kernel::dq, device), keys = sm80_choice(p, Sm80Kernel::dkdv, device);
   if (!queries || (wants_keys && !keys)) return std::nullopt;
-  return Launches{false, *queries, wants_keys ? keys : std::nullopt, sm80_read_plan(p, queries->config)};
+  return Launches{
+      .two_scan = false, .queries = *queries, .keys = wants_keys ? keys : std::nullopt, .reads = sm80_read_plan(p, queries->config)};
 }
 
 class BackwardSm80 : public GpuExecutable {

@@ -73,7 +73,7 @@ int bytes_of_staged(StagedReads reads, int block_q, int block_kv) {
 }  // namespace
 
 device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
-  device::PairPipelineShape pipeline{stages, 0};
+  device::PairPipelineShape pipeline{.stages = stages, .stage_bytes = 0};
   for (const PairTile& tile : tiles)
     pipeline.stage_bytes += device::PairTileShape{tile.element_bytes, tile.stairs, tile.keys}.bytes(rows, columns);
   return pipeline;
@@ -138,11 +138,11 @@ std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room) {
   const auto entries = [&](std::size_t r) { return plan.reads[r].has_own_kernel() ? 0 : plan.reads[r].facts.elements; };
   for (std::size_t r = 0; r < plan.reads.size(); ++r) {
     if (entries(r) > 0) wanted.push_back(r);
-    bins.push_back({0, 0, entries(r)});
+    bins.push_back({.elements = entries(r)});
   }
   std::stable_sort(wanted.begin(), wanted.end(), [&](std::size_t a, std::size_t b) { return entries(a) < entries(b); });
   const auto try_one = [&](std::size_t r, int count, int copies) {
-    const ReadBins before = std::exchange(bins[r], {count, copies, entries(r)});
+    const ReadBins before = std::exchange(bins[r], {.entries = count, .copies = copies, .elements = entries(r)});
     const bool fits = bytes_of_bins(bins) <= room;
     if (!fits) bins[r] = before;
     return fits;
@@ -205,16 +205,17 @@ const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& p) {
 
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p, const ReadPlan& plan) {
   for (const int stages : {2, 1}) {
-    Sm90CollectConfig config{stages, plan.staged(), find_line_values(p)}, without_lines{stages, plan.staged(), {}};
+    Sm90CollectConfig without_lines{.stages = stages, .staged = plan.staged()}, config = without_lines;
+    config.lines = find_line_values(p);
     const auto with_bins = [&](Sm90CollectConfig& fitting) {
       fitting.bins = sm90_bins(plan, sm90_shared_limit - fitting.shared_bytes(p));
       return fitting;
     };
-    if (config.shared_bytes(p) <= sm90_shared_limit) {
+    if (fits(p, config)) {
       const std::vector<ReadBins> bins = with_bins(config).bins;
       if (stages == 1 || std::none_of(bins.begin(), bins.end(), [](const ReadBins& read) { return read.is_window(); })) return config;
     }
-    if (stages == 1 && without_lines.shared_bytes(p) <= sm90_shared_limit) return with_bins(without_lines);
+    if (stages == 1 && fits(p, without_lines)) return with_bins(without_lines);
   }
   return std::nullopt;
 }
@@ -268,11 +269,12 @@ unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const int stages = dim <= 128 ? 2 : 1;  // shared memory holds no more
-  Sm90PairsConfig loads{dim <= 64 ? 128 : 64, dim <= 64 ? 3 : stages, {}, 0};
+  const Sm90PairsConfig loads{.block_kv = dim <= 64 ? 128 : 64, .stages = dim <= 64 ? 3 : stages};
   std::vector<PairTile> tiles = find_pair_tiles(p);
   if (tiles.empty()) return loads;
   for (const int pair_stages : {4, 3, 2, 1})
-    if (Sm90PairsConfig config{loads.block_kv, stages, tiles, pair_stages}; config.shared_bytes(p) <= sm90_shared_limit) return config;
+    if (Sm90PairsConfig config{.block_kv = loads.block_kv, .stages = stages, .tiles = tiles, .pair_stages = pair_stages}; fits(p, config))
+      return config;
   return loads;
 }
 
@@ -283,7 +285,7 @@ std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& p, std::v
     if (read.repeats && read.run < 16 && ++in_registers > 2) read.repeats = false;  // registers hold the sums of no more
   for (; !reads.empty(); reads.pop_back())
     for (const auto& [consumers, stages] : {std::pair{2, 3}, {2, 2}, {2, 1}, {1, 2}, {1, 1}})
-      if (Sm90RowsConfig config{consumers, stages, reads}; config.shared_bytes(p) <= sm90_shared_limit) return config;
+      if (Sm90RowsConfig config{.consumers = consumers, .stages = stages, .reads = reads}; fits(p, config)) return config;
   return std::nullopt;
 }
 

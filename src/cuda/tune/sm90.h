@@ -109,8 +109,8 @@ struct Sm90CollectConfig {
   static constexpr int block_q = 64, block_kv = 128, threads = 384;
   static constexpr int producer_registers = 72, consumer_registers = sm90_consumer_registers(producer_registers);
   int stages;
-  StagedReads staged;
-  LineValues lines;
+  StagedReads staged{};
+  LineValues lines{};
   std::vector<ReadBins> bins{};
   std::vector<PlannedRead> reads{};  ///< trained reads
 
@@ -137,9 +137,9 @@ struct Sm90PairsConfig {
   static constexpr int block_q = 64 * consumers, threads = 128 * (1 + consumers);
   static constexpr int tasks_ahead = 4;  ///< of those that are cleared up after
   int block_kv;
-  int stages;                   ///< of everything that one batch and head give
-  std::vector<PairTile> tiles;  ///< reads that come as tiles
-  int pair_stages;              ///< of these, each 64 keys wide
+  int stages;                     ///< of everything that one batch and head give
+  std::vector<PairTile> tiles{};  ///< reads that come as tiles
+  int pair_stages = 0;            ///< of these, each 64 keys wide
 
   bool is_narrow() const { return block_kv == 64; }
   int producer_registers() const { return is_narrow() ? 72 : 56; }
@@ -197,6 +197,7 @@ std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& prob
 std::vector<ReadTable> sm90_fitting_tables(const problem::Problem& problem, const std::vector<PairTile>& tiles, std::size_t room);
 
 constexpr std::size_t sm90_shared_limit = 232448;  ///< bytes of a CTA
+inline bool fits(const problem::Problem& problem, const auto& config) { return config.shared_bytes(problem) <= sm90_shared_limit; }
 constexpr std::int64_t sm90_max_head_dim = 256;
 
 }  // namespace foveal::cuda
