@@ -20,8 +20,8 @@
 namespace foveal::cuda {
 namespace {
 
-Sm90BackwardConfig with_group_tasks(const problem::Problem& p, Sm90BackwardConfig config, const driver::DeviceFacts& facts) {
-  if (config.group_tasks == 0) config.group_tasks = sm90_group_tasks(p, config, facts);
+Sm90BackwardConfig with_group_tasks(const HopperProblem& problem, Sm90BackwardConfig config, const driver::DeviceFacts& facts) {
+  if (config.group_tasks == 0) config.group_tasks = sm90_group_tasks(problem, config, facts);
   return config;
 }
 
@@ -52,40 +52,40 @@ struct RowsLayout {
 
 class BackwardSm90 : public GpuExecutable {
  public:
-  BackwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts, const ReadPlan& plan,
+  BackwardSm90(const HopperProblem& problem, const driver::DeviceFacts& facts, const ReadPlan& plan,
                const Chosen<Sm90BackwardConfig>& choice)
-      : GpuExecutable(problem.device.index),
-        problem_(problem),
+      : GpuExecutable(problem.problem.device.index),
+        problem_(problem.problem),
         read_plan_(plan),
         choice_(choice),
         config_(with_group_tasks(problem, choice_.config, facts)),
-        mask_(sm90_mask(problem)),
-        tables_(problem, config_.block_q, config_.task_keys(), true, workspace_),
-        group_sums_(problem, config_, workspace_, kernels_),
-        gradients_(problem, read_plan_, workspace_, kernels_),
-        reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_, kernels_) {
+        mask_(problem.mask),
+        tables_(problem_, config_.block_q, config_.task_keys(), true, workspace_),
+        group_sums_(problem_, config_, workspace_, kernels_),
+        gradients_(problem_, read_plan_, workspace_, kernels_),
+        reads_(problem_, facts.shared_bytes_per_block, read_plan_, workspace_, kernels_) {
     if (!read_plan_.collect) read_plan_.place(config_.bins);
     const problem::Problem& p = problem_;
-    const auto add = [&](GradientKernelSm90 kernel) { passes_.emplace_back(p, std::move(kernel), workspace_, kernels_); };
-    if (read_plan_.collect) add(collect_sm90(p, *read_plan_.collect, facts));
+    const auto add = [&](GradientKernelSm90 kernel) { passes_.emplace_back(problem, std::move(kernel), workspace_, kernels_); };
+    if (read_plan_.collect) add(collect_sm90(problem, *read_plan_.collect, facts));
     for (const PlannedRead& read : read_plan_.reads) {
       if (read.collector != Collector::pairs) continue;
-      add(pairs_sm90(p, read, *read_plan_.pairs, facts));
+      add(pairs_sm90(problem, read, *read_plan_.pairs, facts));
       if (read.facts.covers) gradients_.leave_uncleared(read.facts.param);
     }
-    if (read_plan_.rows) add(query_tables_sm90(p, *read_plan_.rows, facts));
+    if (read_plan_.rows) add(query_tables_sm90(problem, *read_plan_.rows, facts));
     stat_rows_ =
         p.varlen ? base::round_up(p.total_q, device::kRowStep) + p.batch * device::kRowStep : base::round_up(p.seqlen_q, device::kRowStep);
-    if (p.keeps_rows) kept_hash_ = std::hash<std::string>{}(jit::assemble(backward_convert_sm90_source(p, config_)));
+    if (p.keeps_rows) kept_hash_ = std::hash<std::string>{}(jit::assemble(backward_convert_sm90_source(problem, config_)));
     if (!p.keeps_rows) rows_offset_ = workspace_.reserve(RowsLayout(p, config_, stat_rows_).pieces.bytes());
 
-    schedule_ = sm90_backward_schedule(p, config_, facts);
+    schedule_ = sm90_backward_schedule(problem, config_, facts);
     grid_ = static_cast<unsigned>(schedule_.teams * config_.cluster_size());
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
-    kernel_ = kernels_.add_main(backward_sm90_source(p, config_), shared_bytes_);
-    prepare_ = kernels_.add(backward_prepare_sm90_source(p, config_));
-    if (p.dq.present) convert_ = kernels_.add(backward_convert_sm90_source(p, config_));
+    kernel_ = kernels_.add_main(backward_sm90_source(problem, config_), shared_bytes_);
+    prepare_ = kernels_.add(backward_prepare_sm90_source(problem, config_));
+    if (p.dq.present) convert_ = kernels_.add(backward_convert_sm90_source(problem, config_));
     if (reads_.any()) {
       problem::Problem rows_only = p;
       if (p.sink >= 0) rows_only.params[static_cast<std::size_t>(p.sink)].gradient = {};  // far rows gave it theirs
@@ -189,7 +189,7 @@ class BackwardSm90 : public GpuExecutable {
                  .other_stream = static_cast<int>((kept.stream == 0 ? at.stream_rows : -at.stream_rows) / device::kRowStep)};
   }
   std::int64_t task_heads() const { return problem_.group_size / config_.group_tasks; }
-  bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
+  bool uses_tables() const { return mask_.is_list(); }
   bool reproducible() const { return problem_.attention.determinism == Determinism::reproducible; }
 
   /// Gradients of parameters that need portable passes, with the same statistics; then conversion to the caller's tensors.
@@ -231,8 +231,6 @@ std::optional<std::string> refuses_backward_sm90(const problem::Problem& p) {
   const BackwardStrategy strategy = p.attention.backward;
   if (strategy != BackwardStrategy::automatic && strategy != BackwardStrategy::fused)
     return base::join("has no ", to_string(strategy), " backward");
-  if (p.attention.determinism == Determinism::reproducible && sm90_mask(p).tiles == Sm90Tiles::list)
-    return "tiles of this mask add to dq in any order, which is not reproducible";
   return std::nullopt;
 }
 
@@ -257,11 +255,16 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
 
 Design design_backward_sm90(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_backward_sm90(p)) return Design::refused(*std::move(reason));
+  const HopperProblem problem(p);
+  if (p.attention.determinism == Determinism::reproducible && problem.mask.is_list())
+    return Design::refused("tiles of this mask add to dq in any order, which is not reproducible");
   const ReadPlan plan = sm90_read_plan(p);
-  const auto choice = sm90_backward_choice(p, plan, facts.name);
+  const auto choice = sm90_backward_choice(problem, plan, facts.name);
   if (!choice) return Design::refused("no tile fits shared memory");
   if (auto reason = refuses(p, facts, plan, choice->config)) return Design::refused(*std::move(reason));
-  return {.make = [p, facts, plan, choice = *choice] { return std::make_unique<BackwardSm90>(p, facts, plan, choice); }};
+  return {.make = [p, mask = problem.mask, facts, plan, choice = *choice] {
+    return std::make_unique<BackwardSm90>(HopperProblem(p, mask), facts, plan, choice);
+  }};
 }
 
 std::vector<Family> families_backward_sm90(const problem::Problem& p, const driver::DeviceFacts&) {
@@ -271,10 +274,11 @@ std::vector<Family> families_backward_sm90(const problem::Problem& p, const driv
 }
 
 /// Then kernels that rarely evaluate the mask at single pairs take the band from their arguments.
-bool mask_is_band(const problem::Problem& p) { return p.has_mask() && sm90_mask(p).tiles != Sm90Tiles::list; }
+bool mask_is_band(const HopperProblem& problem) { return problem.problem.has_mask() && !problem.mask.is_list(); }
 
-jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
-  jit::KernelSource source{.stem = kernel, .constants = sm90_constants(p), .score = score};
+jit::KernelSource source_of(const HopperProblem& problem, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
+  const problem::Problem& p = problem.problem;
+  jit::KernelSource source{.stem = kernel, .constants = sm90_constants(problem), .score = score};
   config.set(source.constants);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
   source.constants.set("kReproducible", p.attention.determinism == Determinism::reproducible).set("kCollects", config.collects);
@@ -286,8 +290,9 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 
 const Candidate backward_sm90{.pass = Pass::backward, .design = design_backward_sm90, .families = families_backward_sm90};
 
-jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, sm90_backward_variant(p).kernel,
+jit::KernelSource backward_sm90_source(const HopperProblem& problem, const Sm90BackwardConfig& config) {
+  const problem::Problem& p = problem.problem;
+  return source_of(problem, config, sm90_backward_variant(p).kernel,
                    emit_score(p, {.lines = config.lines,
                                   .pairs = true,
                                   .tiles = config.tiles,
@@ -295,25 +300,27 @@ jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90Back
                                   .tanh = true,
                                   .bins = config.bins,
                                   .reads = config.reads,
-                                  .band = sm90_mask(p).tiles != Sm90Tiles::list}));
+                                  .band = !problem.mask.is_list()}));
 }
-jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
+jit::KernelSource backward_prepare_sm90_source(const HopperProblem& problem, const Sm90BackwardConfig& config) {
+  const problem::Problem& p = problem.problem;
   jit::KernelSource source{.stem = "backward_prepare_sm90",
                            .constants = attention_constants(p),
-                           .score = emit_score(p, {.lines = config.lines, .band = mask_is_band(p)})};
+                           .score = emit_score(p, {.lines = config.lines, .band = mask_is_band(problem)})};
   source.constants.set("kBlockQ", config.block_q).set("kReproducible", p.attention.determinism == Determinism::reproducible);
-  source.constants.set("kMaskIsBand", mask_is_band(p)).set("kKeepsRows", p.keeps_rows);
+  source.constants.set("kMaskIsBand", mask_is_band(problem)).set("kKeepsRows", p.keeps_rows);
   return source;
 }
 // Without a mask it depends on little of the problem, so that most calls share it.
-jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
+jit::KernelSource backward_convert_sm90_source(const HopperProblem& problem, const Sm90BackwardConfig& config) {
+  const problem::Problem& p = problem.problem;
   problem::Problem alike = p;
   alike.whole_keys = false;
   const bool cuts_tiles = p.has_mask() || p.ragged_kv();
   jit::KernelSource source{.stem = "backward_convert_sm90",
                            .constants = attention_constants(alike),
-                           .score = slope_has_unit(p) || cuts_tiles ? emit_score(p, {.band = mask_is_band(p)}) : emit_sink(p, true)};
-  source.constants.set("kBlockQ", config.block_q).set("kMaskIsBand", mask_is_band(p)).set("kKeepsRows", p.keeps_rows);
+                           .score = slope_has_unit(p) || cuts_tiles ? emit_score(p, {.band = mask_is_band(problem)}) : emit_sink(p, true)};
+  source.constants.set("kBlockQ", config.block_q).set("kMaskIsBand", mask_is_band(problem)).set("kKeepsRows", p.keeps_rows);
   return source;
 }
 

@@ -10,8 +10,8 @@ namespace foveal::cuda {
 
 extern const Candidate backward_sm90;
 
-jit::KernelSource backward_sm90_source(const problem::Problem& problem, const Sm90BackwardConfig& config);
-jit::KernelSource backward_prepare_sm90_source(const problem::Problem& problem, const Sm90BackwardConfig& config);
-jit::KernelSource backward_convert_sm90_source(const problem::Problem& problem, const Sm90BackwardConfig& config);
+jit::KernelSource backward_sm90_source(const HopperProblem& problem, const Sm90BackwardConfig& config);
+jit::KernelSource backward_prepare_sm90_source(const HopperProblem& problem, const Sm90BackwardConfig& config);
+jit::KernelSource backward_convert_sm90_source(const HopperProblem& problem, const Sm90BackwardConfig& config);
 
 }  // namespace foveal::cuda

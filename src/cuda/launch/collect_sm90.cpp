@@ -4,33 +4,30 @@
 
 namespace foveal::cuda {
 
-GradientKernelSm90 collect_sm90(const problem::Problem& p, const Sm90CollectConfig& config, const driver::DeviceFacts& facts) {
-  const Sm90Mask mask = sm90_mask(p);
+GradientKernelSm90 collect_sm90(const HopperProblem& problem, const Sm90CollectConfig& config, const driver::DeviceFacts& facts) {
+  const problem::Problem& p = problem.problem;
   return {.name = "gradients of parameters",
-          .source = collect_sm90_source(p, config),
+          .source = collect_sm90_source(problem, config),
           .block_q = config.block_q,
           .block_kv = config.block_kv,
           .stages = config.stages,
           .threads = config.threads,
           .shared_bytes = config.shared_bytes(p),
           .walk = Sm90Walk::queries,
-          .schedule =
-              sm90_schedule({.row_cost = sm90_row_cost(mask, p.seqlen_kv, config.block_kv, p.seqlen_q, config.block_q, Sm90Walk::queries),
-                             .heads = p.heads_kv,
-                             .batch = p.batch,
-                             .head_bytes = p.seqlen_q * 2 * (p.head_dim + p.head_dim_v) * p.group_size,  // q, dout
-                             .first_row_first = true},
-                            schedule_costs::collect, {facts.multiprocessors, facts.l2_bytes})};
+          .schedule = sm90_schedule(
+              {.row_cost = sm90_row_cost(problem.mask, p.seqlen_kv, config.block_kv, p.seqlen_q, config.block_q, Sm90Walk::queries),
+               .heads = p.heads_kv,
+               .batch = p.batch,
+               .head_bytes = p.seqlen_q * 2 * (p.head_dim + p.head_dim_v) * p.group_size,  // q, dout
+               .first_row_first = true},
+              schedule_costs::collect, {facts.multiprocessors, facts.l2_bytes})};
 }
 
-jit::KernelSource collect_sm90_source(const problem::Problem& p, const Sm90CollectConfig& config) {
-  jit::KernelSource source{.stem = "collect_sm90", .constants = sm90_constants(p)};
-  source.score = emit_score(p, {.lines = config.lines,
-                                .pairs = true,
-                                .tanh = true,
-                                .bins = config.bins,
-                                .reads = config.reads,
-                                .band = sm90_mask(p).tiles != Sm90Tiles::list});
+jit::KernelSource collect_sm90_source(const HopperProblem& problem, const Sm90CollectConfig& config) {
+  const problem::Problem& p = problem.problem;
+  jit::KernelSource source{.stem = "collect_sm90", .constants = sm90_constants(problem)};
+  source.score = emit_score(
+      p, {.lines = config.lines, .pairs = true, .tanh = true, .bins = config.bins, .reads = config.reads, .band = !problem.mask.is_list()});
   source.constants.set("kBlockQ", config.block_q)
       .set("kStages", config.stages)
       .set("kPairStages", 0)

@@ -32,9 +32,9 @@ struct SharedDesign {
   std::vector<float> numbers{};                     ///< of these
 };
 
-ForwardSources sources_of(const problem::Problem& p, const Sm90ForwardConfig& config) {
-  ForwardSources sources{forward_sm90_source(p, config)};
-  if (config.split_kv) sources.merge = merge_splits_sm90_source(p);
+ForwardSources sources_of(const HopperProblem& problem, const Sm90ForwardConfig& config) {
+  ForwardSources sources{forward_sm90_source(problem, config)};
+  if (config.split_kv) sources.merge = merge_splits_sm90_source(problem.problem);
   return sources;
 }
 
@@ -66,20 +66,21 @@ problem::Problem any_length(const problem::Problem& p) {
   return any;
 }
 
-SharedDesign design_of(const problem::Problem& any, const std::string& device) {
-  SharedDesign design{.tiles = sm90_mask(any).tiles, .choice = sm90_forward_choice(any, device)};
+SharedDesign design_of(const HopperProblem& any, const std::string& device) {
+  SharedDesign design{.tiles = any.mask.tiles, .choice = sm90_forward_choice(any, device)};
   if (design.choice && !design.choice->config.is_decode()) design.choice.reset();
   if (!design.choice) return design;
   Sm90ForwardConfig config = design.choice->config;
   design.whole = sources_of(any, config);
   config.split_kv = true;
   design.split = sources_of(any, config);
-  design.numbers = *any.numbers;
+  design.numbers = *any.problem.numbers;
   return design;
 }
 
 /// The design that a problem shares with those of other lengths; null where kernels may depend on lengths.
-std::shared_ptr<const SharedDesign> shared_design(const problem::Problem& p, const std::string& device) {
+std::shared_ptr<const SharedDesign> shared_design(const HopperProblem& problem, const std::string& device) {
+  const problem::Problem& p = problem.problem;
   constexpr std::int64_t most_queries = 128;
   if (p.seqlen_q >= most_queries || p.ragged_kv() || p.part || !reads_follow_heads(p.score->forward) || !reads_follow_heads(p.score->mask))
     return nullptr;
@@ -88,7 +89,7 @@ std::shared_ptr<const SharedDesign> shared_design(const problem::Problem& p, con
   const problem::Problem any = any_length(p);
   const std::string key = base::join(device, " | ", tuned ? tuned->config : "", " | ", problem::key_of(any), " | ", any.score->text);
   auto design = designs.find_or_make(key, [&] { return design_of(any, device); });
-  return design->choice && design->tiles == sm90_mask(p).tiles ? design : nullptr;
+  return design->choice && design->tiles == problem.mask.tiles ? design : nullptr;
 }
 
 /// Lengths that only the device knows end tasks early: rounds even out.
@@ -100,16 +101,16 @@ const Sm90ScheduleCosts& schedule_costs_of(const problem::Problem& p, const Sm90
 
 class ForwardSm90 : public GpuExecutable {
  public:
-  ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::shared_ptr<const SharedDesign>& shared,
+  ForwardSm90(const HopperProblem& problem, const driver::DeviceFacts& facts, const std::shared_ptr<const SharedDesign>& shared,
               const Chosen<Sm90ForwardConfig>& choice)
-      : GpuExecutable(problem.device.index),
-        problem_(with_numbers_of(shared, problem)),
+      : GpuExecutable(problem.problem.device.index),
+        problem_(problem.problem),
         choice_(choice),
         config_(choice_.config),
-        mask_(sm90_mask(problem)),
+        mask_(problem.mask),
         tables_(problem_, config_.queries(), config_.block_kv, false, workspace_) {
     const problem::Problem& p = problem_;
-    kv_splits_ = sm90_kv_splits(p, config_, facts.multiprocessors);
+    kv_splits_ = sm90_kv_splits(problem, config_, facts.multiprocessors);
     config_.split_kv = kv_splits_.value > 1;
     if (config_.split_kv) {
       split_rows_ = (p.varlen ? p.total_q : p.batch * p.seqlen_q) * p.heads_q;
@@ -129,7 +130,7 @@ class ForwardSm90 : public GpuExecutable {
                               schedule_costs_of(p, config_), {facts.multiprocessors, facts.l2_bytes});
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
-    ForwardSources sources = !shared ? sources_of(p, config_) : config_.split_kv ? shared->split : shared->whole;
+    ForwardSources sources = !shared ? sources_of(problem, config_) : config_.split_kv ? shared->split : shared->whole;
     kernel_ = kernels_.add_main(std::move(sources.forward), shared_bytes_);
     if (config_.split_kv) merge_ = kernels_.add(*std::move(sources.merge));
     if (uses_tables()) tables_.add_to(kernels_);
@@ -204,7 +205,7 @@ class ForwardSm90 : public GpuExecutable {
   }
 
  private:
-  bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
+  bool uses_tables() const { return mask_.is_list(); }
   int merge_warps() const {
     const int wanted = std::clamp(kv_splits_.value / splits_of_warp, 1, device::kMergeWarps);
     return static_cast<int>(std::bit_floor(static_cast<unsigned>(wanted)));
@@ -238,14 +239,17 @@ std::optional<std::string> refuses_forward_sm90(const problem::Problem& p) {
 
 Design design_forward_sm90(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_forward_sm90(p)) return Design::refused(*std::move(reason));
-  const auto shared = shared_design(p, facts.name);
-  const auto choice = shared ? shared->choice : sm90_forward_choice(p, facts.name);
+  const HopperProblem problem(p);
+  const auto shared = shared_design(problem, facts.name);
+  const auto choice = shared ? shared->choice : sm90_forward_choice(problem, facts.name);
   if (!choice) return Design::refused("no tile fits shared memory");
   const std::size_t needed = choice->config.shared_bytes(p);
   if (needed > facts.shared_bytes_per_block)
     return Design::refused(base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block));
   if (auto reason = TileTables::refuses(p, choice->config.queries(), choice->config.block_kv)) return Design::refused(*std::move(reason));
-  return {.make = [p, facts, shared, choice = *choice] { return std::make_unique<ForwardSm90>(p, facts, shared, choice); }};
+  return {.make = [p = with_numbers_of(shared, p), mask = problem.mask, facts, shared, choice = *choice] {
+    return std::make_unique<ForwardSm90>(HopperProblem(p, mask), facts, shared, choice);
+  }};
 }
 
 std::vector<Family> families_forward_sm90(const problem::Problem& p, const driver::DeviceFacts&) {
@@ -259,22 +263,22 @@ std::vector<Family> families_forward_sm90(const problem::Problem& p, const drive
 const Candidate forward_sm90{
     .pass = Pass::forward, .design = design_forward_sm90, .families = families_forward_sm90, .reads_pages = true, .reads_bytes = true};
 
-jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
+jit::KernelSource forward_sm90_source(const HopperProblem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{.stem = config.kernel(),
                            .constants = sm90_constants(problem),
-                           .score = emit_score(problem, {.lines = config.lines,
-                                                         .row_values = config.row_values,
-                                                         .pairs = config.consumers == 2 && config.packed_heads == 1,
-                                                         .tiles = config.tiles,
-                                                         .tables = config.tables,
-                                                         .tanh = true,
-                                                         .band = sm90_mask(problem).tiles != Sm90Tiles::list,
-                                                         .raw_offsets = config.raw_offsets,
-                                                         .offsets_first = config.offsets_first,
-                                                         .offset_columns = config.offset_steps > 0,
-                                                         .several_heads = config.packed_heads > 1})};
+                           .score = emit_score(problem.problem, {.lines = config.lines,
+                                                                 .row_values = config.row_values,
+                                                                 .pairs = config.consumers == 2 && config.packed_heads == 1,
+                                                                 .tiles = config.tiles,
+                                                                 .tables = config.tables,
+                                                                 .tanh = true,
+                                                                 .band = !problem.mask.is_list(),
+                                                                 .raw_offsets = config.raw_offsets,
+                                                                 .offsets_first = config.offsets_first,
+                                                                 .offset_columns = config.offset_steps > 0,
+                                                                 .several_heads = config.packed_heads > 1})};
   config.set(source.constants);
-  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem)));
+  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem.problem)));
   return source;
 }
 

@@ -27,21 +27,21 @@ struct GradientKernelSm90 {
 };
 
 /// kernels/pairs_sm90.cuh: the gradient of one parameter that has an element for each pair.
-GradientKernelSm90 pairs_sm90(const problem::Problem& problem, const PlannedRead& read, const Sm90PairsConfig& config,
+GradientKernelSm90 pairs_sm90(const HopperProblem& problem, const PlannedRead& read, const Sm90PairsConfig& config,
                               const driver::DeviceFacts& facts);
 /// kernels/rows_sm90.cuh: gradients of parameters with a table for each query.
-GradientKernelSm90 query_tables_sm90(const problem::Problem& problem, const Sm90RowsConfig& config, const driver::DeviceFacts& facts);
+GradientKernelSm90 query_tables_sm90(const HopperProblem& problem, const Sm90RowsConfig& config, const driver::DeviceFacts& facts);
 /// kernels/collect_sm90.cuh: all that a backward kernel without registers for terms of pairs leaves.
-GradientKernelSm90 collect_sm90(const problem::Problem& problem, const Sm90CollectConfig& config, const driver::DeviceFacts& facts);
+GradientKernelSm90 collect_sm90(const HopperProblem& problem, const Sm90CollectConfig& config, const driver::DeviceFacts& facts);
 
 /// covers: the kernel writes every element of the parameter's gradient.
-jit::KernelSource pairs_sm90_source(const problem::Problem& problem, const Sm90PairsConfig& config, int read, bool covers);
-jit::KernelSource query_tables_sm90_source(const problem::Problem& problem, const Sm90RowsConfig& config);
-jit::KernelSource collect_sm90_source(const problem::Problem& problem, const Sm90CollectConfig& config);
+jit::KernelSource pairs_sm90_source(const HopperProblem& problem, const Sm90PairsConfig& config, int read, bool covers);
+jit::KernelSource query_tables_sm90_source(const HopperProblem& problem, const Sm90RowsConfig& config);
+jit::KernelSource collect_sm90_source(const HopperProblem& problem, const Sm90CollectConfig& config);
 
 class GradientPassSm90 {
  public:
-  GradientPassSm90(const problem::Problem& problem, GradientKernelSm90 kernel, Workspace& workspace, jit::KernelSet& kernels);
+  GradientPassSm90(const HopperProblem& problem, GradientKernelSm90 kernel, Workspace& workspace, jit::KernelSet& kernels);
 
   /// args: of the backward pass, with its statistics, mask and gradients.
   void run(const problem::Buffers& buffers, const device::Sm90Args& args, void* workspace, Stream stream) const;

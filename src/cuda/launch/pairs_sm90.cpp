@@ -5,20 +5,21 @@
 
 namespace foveal::cuda {
 
-GradientKernelSm90 pairs_sm90(const problem::Problem& p, const PlannedRead& planned, const Sm90PairsConfig& config,
+GradientKernelSm90 pairs_sm90(const HopperProblem& problem, const PlannedRead& planned, const Sm90PairsConfig& config,
                               const driver::DeviceFacts& facts) {
+  const problem::Problem& p = problem.problem;
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(planned.read)];
   const std::int64_t heads = read.reads_head ? p.heads_q : 1, batch = read.reads_batch ? p.batch : 1;
   const std::int64_t sharers = p.heads_q * p.batch / (heads * batch);
   const Sm90RowParts parts =
-      sm90_schedule_row_parts(sm90_row_tiles(sm90_mask(p), p.seqlen_q, config.block_q, p.seqlen_kv, config.block_kv, Sm90Walk::keys),
+      sm90_schedule_row_parts(sm90_row_tiles(problem.mask, p.seqlen_q, config.block_q, p.seqlen_kv, config.block_kv, Sm90Walk::keys),
                               {.row_cost = {},
                                .heads = heads,
                                .batch = batch,
                                .head_bytes = sharers * 2 * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v)},
                               schedule_costs::pairs, {facts.multiprocessors, facts.l2_bytes});
   return {.name = "pairs",
-          .source = pairs_sm90_source(p, config, planned.read, planned.facts.covers),
+          .source = pairs_sm90_source(problem, config, planned.read, planned.facts.covers),
           .block_q = config.block_q,
           .block_kv = config.block_kv,
           .stages = config.stages,
@@ -31,10 +32,11 @@ GradientKernelSm90 pairs_sm90(const problem::Problem& p, const PlannedRead& plan
           .pair_stages = config.pair_stages};
 }
 
-jit::KernelSource pairs_sm90_source(const problem::Problem& p, const Sm90PairsConfig& config, int number, bool covers) {
+jit::KernelSource pairs_sm90_source(const HopperProblem& problem, const Sm90PairsConfig& config, int number, bool covers) {
+  const problem::Problem& p = problem.problem;
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
-  jit::KernelSource source{.stem = "pairs_sm90", .constants = sm90_constants(p)};
-  source.score = emit_score(p, {.pairs = true, .tiles = config.tiles, .band = sm90_mask(p).tiles != Sm90Tiles::list});
+  jit::KernelSource source{.stem = "pairs_sm90", .constants = sm90_constants(problem)};
+  source.score = emit_score(p, {.pairs = true, .tiles = config.tiles, .band = !problem.mask.is_list()});
   source.constants.set("kBlockKv", config.block_kv).set("kConsumers", config.consumers).set("kStages", config.stages);
   source.constants.set("kPairStages", config.pair_stages).set("kTasksAhead", config.tasks_ahead).set("kPairsRead", number);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));

@@ -64,7 +64,8 @@ std::optional<Chosen<Config>> choice(const problem::Problem& p, const std::strin
 /// Adds a configuration unless it is already there.
 template <class Config>
 void add_new(const Config& config, std::vector<Config>& space) {
-  const auto same = [&](const Config& other) { return text_of(other) == text_of(config); };
+  const std::string text = text_of(config);
+  const auto same = [&](const Config& other) { return text_of(other) == text; };
   if (std::none_of(space.begin(), space.end(), same)) space.push_back(config);
 }
 

@@ -10,25 +10,13 @@
 #include "cuda/jit/source.h"
 #include "cuda/score/planned_read.h"
 #include "cuda/score/row_reads.h"
-#include "cuda/score/score_facts.h"
 #include "cuda/tune/chosen.h"
-#include "mask/band.h"
+#include "cuda/tune/hopper_problem.h"
 #include "problem/problem.h"
 
 namespace foveal::cuda {
 
 struct ReadPlan;  // tune/read_plan.h
-
-/// How a kernel finds the tiles of a row, in the order of device::TileSource.
-enum class Sm90Tiles { all, causal, band, list };
-const char* to_string(Sm90Tiles tiles);
-
-/// The mask as the kernels see it. `band` counts local positions and is clamped to 32 bits.
-struct Sm90Mask {
-  Sm90Tiles tiles = Sm90Tiles::all;
-  mask::Band band{};
-};
-Sm90Mask sm90_mask(const problem::Problem& problem);
 
 /// Per thread of two warpgroups, when the producer warpgroup keeps these of the 3 x 168 that a launch of 384 threads gives.
 constexpr int sm90_consumer_registers(int producer_registers) { return (3 * 168 - producer_registers) / 2; }
@@ -46,6 +34,7 @@ struct Sm90ForwardConfig {
   int pair_stages = 0;                         ///< of reads that TMA loads as tiles; 0: there are none
   bool split_kv = false;                       ///< several tasks share the keys of a row of tiles
   bool paged = false;                          ///< the producer warp looks up pages or ranges, which takes more registers
+  bool listed = false;                         ///< tiles come from lists, and partial ones evaluate the mask
   LineValues lines{};                          ///< evaluated by a warp of the producer warpgroup
   std::vector<PairTile> tiles{};               ///< reads that TMA loads as tiles
   std::vector<ReadTable> tables{};             ///< in shared memory
@@ -171,30 +160,30 @@ std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& problem, 
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& problem);
 /// Reads of one element per pair that kernels may load as tiles. collects: not those needed after the
 /// probabilities, when the tiles' stage has been released.
-std::vector<PairTile> sm90_pair_tiles(const problem::Problem& problem, bool collects = false);
+std::vector<PairTile> sm90_pair_tiles(const HopperProblem& problem, bool collects = false);
 /// The line values of the score, where the kernel has warps to evaluate them.
-LineValues sm90_line_values(const problem::Problem& problem, const Sm90BackwardConfig& config = {});
+LineValues sm90_line_values(const HopperProblem& problem, const Sm90BackwardConfig& config = {});
 
 /// The configurations of all rows of a table (sm90_forward_choice.cpp, sm90_backward_choice.cpp) that apply and fit, the best
 /// for this problem first; empty when none fits.
-std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& problem);
-std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& problem, const ReadPlan& plan);
+std::vector<Sm90ForwardConfig> sm90_forward_candidates(const HopperProblem& problem);
+std::vector<Sm90BackwardConfig> sm90_backward_candidates(const HopperProblem& problem, const ReadPlan& plan);
 
 /// The tuned configuration of this device, or the first candidate. Nothing when no row fits.
-std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const problem::Problem& problem, const std::string& device);
-std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& problem, const ReadPlan& plan,
+std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const HopperProblem& problem, const std::string& device);
+std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const HopperProblem& problem, const ReadPlan& plan,
                                                                const std::string& device);
 
 /// Why a completed configuration cannot run a problem, or nothing.
-std::optional<std::string> sm90_illegal(const problem::Problem& problem, const Sm90ForwardConfig& config);
-std::optional<std::string> sm90_illegal(const problem::Problem& problem, const ReadPlan& plan, const Sm90BackwardConfig& config);
+std::optional<std::string> sm90_illegal(const HopperProblem& problem, const Sm90ForwardConfig& config);
+std::optional<std::string> sm90_illegal(const HopperProblem& problem, const ReadPlan& plan, const Sm90BackwardConfig& config);
 
 /// Every legal configuration, the candidates first: the search space of `foveal tune`.
-std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& problem);
-std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& problem, const ReadPlan& plan);
+std::vector<Sm90ForwardConfig> sm90_forward_space(const HopperProblem& problem);
+std::vector<Sm90BackwardConfig> sm90_backward_space(const HopperProblem& problem, const ReadPlan& plan);
 
-/// Tables that fit `room` bytes of shared memory, the smallest first, with as many copies as do.
-std::vector<ReadTable> sm90_fitting_tables(const problem::Problem& problem, const std::vector<PairTile>& tiles, std::size_t room);
+/// Those of these tables (find_read_tables) that fit `room` bytes of shared memory, with as many copies as do.
+std::vector<ReadTable> sm90_fitting_tables(const std::vector<ReadTable>& found, std::size_t room);
 
 constexpr std::size_t sm90_shared_limit = 232448;  ///< bytes of a CTA
 inline bool fits(const problem::Problem& problem, const auto& config) { return config.shared_bytes(problem) <= sm90_shared_limit; }

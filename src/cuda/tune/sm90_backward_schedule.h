@@ -11,9 +11,9 @@ bool sm90_splits_groups(const problem::Problem& problem);
 /// A divisor of the group's size: the one with the least predicted time. One task for all heads of a group adds nothing to memory,
 /// but leaves multiprocessors idle where kv heads are few, and under a causal mask such tasks drift apart, so that queries, dout and
 /// dq of all heads are alive: more than L2 holds.
-int sm90_group_tasks(const problem::Problem& problem, const Sm90BackwardConfig& config, const driver::DeviceFacts& facts);
+int sm90_group_tasks(const HopperProblem& problem, const Sm90BackwardConfig& config, const driver::DeviceFacts& facts);
 
 /// config: with the group's tasks picked.
-Sm90Schedule sm90_backward_schedule(const problem::Problem& problem, const Sm90BackwardConfig& config, const driver::DeviceFacts& facts);
+Sm90Schedule sm90_backward_schedule(const HopperProblem& problem, const Sm90BackwardConfig& config, const driver::DeviceFacts& facts);
 
 }  // namespace foveal::cuda

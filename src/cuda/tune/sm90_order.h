@@ -129,6 +129,6 @@ Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, con
                                      const Sm90Teams& teams);
 
 /// Split-KV: in how many splits the keys of a row of tiles are best read, so that all multiprocessors read; 1 unless there are few queries.
-device::Divisor sm90_kv_splits(const problem::Problem& problem, const Sm90ForwardConfig& config, int multiprocessors);
+device::Divisor sm90_kv_splits(const HopperProblem& problem, const Sm90ForwardConfig& config, int multiprocessors);
 
 }  // namespace foveal::cuda
