@@ -12,7 +12,7 @@ struct Kernel::Loaded {
   driver::Held library;
   driver::Function function = nullptr;
   mutable std::mutex mutex;
-  mutable unsigned shared_bytes = 0;  ///< dynamic, the most that was allowed
+  mutable unsigned shared_bytes = 0;  ///< dynamic, allowed so far
 };
 
 Kernel::Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_bytes) : image_(std::move(image)) {
@@ -50,7 +50,7 @@ Kernel::Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_b
 }
 
 void Kernel::launch_raw(const LaunchShape& shape, void* params, std::size_t bytes, Stream stream) const {
-  void* arguments[] = {params, &bytes};  // the driver reads as many as the kernel has, one; who records the launch finds the size behind it
+  void* arguments[] = {params, &bytes};  // the driver reads one; a recording reads the size, too
   driver::LaunchAttribute attributes[2] = {};
   unsigned count = 0;
   const auto add = [&](driver::LaunchAttribute::Id id) {

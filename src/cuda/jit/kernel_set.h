@@ -1,6 +1,6 @@
 #pragma once
-// What a plan loads on its device: kernels, each with the source that it is compiled from, and constant tables. A plan adds them while it is
-// made and keeps the handles; load() fills in what these point to.
+// What a plan loads on its device: kernels, each with the source that it is compiled from, and constant tables. A plan adds them when it
+// is made and keeps the handles; load() fills in what these point to.
 #include <cstddef>
 #include <memory>
 #include <span>

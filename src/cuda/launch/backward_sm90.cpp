@@ -29,13 +29,13 @@ int dq_sum_columns(const problem::Problem& p, const Sm90BackwardConfig& config) 
   return device::DqSumShape(static_cast<int>(p.head_dim), config.block_q).columns;
 }
 
-/// Offsets of the statistics of rows and their dq sums; rows_of_head is a multiple of device::kRowStep.
-struct RowsLayout {
+/// Offsets of the statistics of query rows and of their dq sums. rows_of_head is a multiple of device::kRowStep.
+struct StatisticsLayout {
   std::size_t lse2 = 0, largest = 0, far = 0, delta = 0, dq_sum = 0, dq_semaphore = 0, keys = 0;
-  std::int64_t stream_rows = 0;  ///< rows of statistics of a stream (Part::Kept): of lse2, largest and far there is one for each
+  std::int64_t stream_rows = 0;  ///< of one stream of parts (Part::Kept); each stream has lse2, largest and far of its own
   Workspace pieces;
 
-  RowsLayout(const problem::Problem& p, const Sm90BackwardConfig& config, std::int64_t rows_of_head)
+  StatisticsLayout(const problem::Problem& p, const Sm90BackwardConfig& config, std::int64_t rows_of_head)
       : stream_rows(rows_of_head * p.heads_q * (p.varlen ? 1 : p.batch)) {
     const auto rows = static_cast<std::size_t>(stream_rows), of_streams = (p.keeps_rows ? 2 : 1) * rows;
     lse2 = pieces.reserve(of_streams * sizeof(float));
@@ -77,7 +77,7 @@ class BackwardSm90 : public GpuExecutable {
     stat_rows_ =
         p.varlen ? base::round_up(p.total_q, device::kRowStep) + p.batch * device::kRowStep : base::round_up(p.seqlen_q, device::kRowStep);
     if (p.keeps_rows) kept_hash_ = std::hash<std::string>{}(jit::assemble(backward_convert_sm90_source(problem, config_)));
-    if (!p.keeps_rows) rows_offset_ = workspace_.reserve(RowsLayout(p, config_, stat_rows_).pieces.bytes());
+    if (!p.keeps_rows) statistics_offset_ = workspace_.reserve(StatisticsLayout(p, config_, stat_rows_).pieces.bytes());
 
     schedule_ = sm90_backward_schedule(problem, config_, facts);
     grid_ = static_cast<unsigned>(schedule_.teams * config_.cluster_size());
@@ -88,7 +88,7 @@ class BackwardSm90 : public GpuExecutable {
     if (p.dq.present) convert_ = kernels_.add(backward_convert_sm90_source(problem, config_));
     if (reads_.any()) {
       problem::Problem rows_only = p;
-      if (p.sink >= 0) rows_only.params[static_cast<std::size_t>(p.sink)].gradient = {};  // far rows gave it theirs
+      if (p.sink >= 0) rows_only.params[static_cast<std::size_t>(p.sink)].gradient = {};  // the sink already has the terms of far rows
       measure_.emplace(rows_only, facts.shared_bytes_per_block, kernels_);
     }
     if (uses_tables()) tables_.add_to(kernels_);
@@ -97,7 +97,7 @@ class BackwardSm90 : public GpuExecutable {
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   KeptRows kept_rows(std::int64_t rows) const override {
     if (!problem_.keeps_rows) return {};
-    return {RowsLayout(problem_, config_, base::round_up(rows, device::kRowStep)).pieces.bytes(), kept_hash_};
+    return {StatisticsLayout(problem_, config_, base::round_up(rows, device::kRowStep)).pieces.bytes(), kept_hash_};
   }
   std::string kernel() const override {
     return base::join("cuda.sm90.", to_string(problem_.dtype), ".backward.fused", reproducible() ? ".reproducible" : "");
@@ -133,7 +133,7 @@ class BackwardSm90 : public GpuExecutable {
     sm90_set_pair_maps(args, config_.tiles, buffers, config_.block_q);
     args.order = schedule_.order, args.parts.group_tasks = divisor(config_.group_tasks);
     const Part::Kept stages = p.keeps_rows ? buffers.part.kept : Part::Kept{};
-    set_rows(args, stages, workspace);
+    set_statistics(args, stages, workspace);
     const auto heads = static_cast<unsigned>(p.heads_q), sequences = static_cast<unsigned>(p.batch);
     const std::int64_t rows_per_cta = device::kPrepareThreads / device::prepare_row_lanes(static_cast<int>(p.head_dim_v));
     const auto prepare_ctas = static_cast<unsigned>(base::round_up(p.seqlen_q, device::kRowStep) / rows_per_cta);
@@ -166,11 +166,11 @@ class BackwardSm90 : public GpuExecutable {
 
  private:
   /// Statistics and dq sums lie in the workspace, or in memory that several parts share, at the rows of this part.
-  void set_rows(device::Sm90Args& args, const Part::Kept& kept, void* workspace) const {
+  void set_statistics(device::Sm90Args& args, const Part::Kept& kept, void* workspace) const {
     const bool keeps = problem_.keeps_rows;
     const std::int64_t rows = keeps ? base::round_up(kept.rows, device::kRowStep) : stat_rows_, first = kept.first;
-    const RowsLayout at(problem_, config_, rows);
-    void* memory = keeps ? kept.memory : Workspace::at<void>(workspace, rows_offset_);
+    const StatisticsLayout at(problem_, config_, rows);
+    void* memory = keeps ? kept.memory : Workspace::at<void>(workspace, statistics_offset_);
     args.stat_rows = static_cast<int>(rows);
     const std::int64_t first_stat = kept.stream * at.stream_rows + first;
     args.attention.lse2.data = Workspace::at<float>(memory, at.lse2) + first_stat;
@@ -215,8 +215,8 @@ class BackwardSm90 : public GpuExecutable {
   std::vector<GradientPassSm90> passes_;
   std::optional<MeasureSm80> measure_;  ///< for reads_, whose kernels round scores differently
   std::int64_t stat_rows_ = 0;
-  std::size_t rows_offset_ = 0;  ///< of what RowsLayout says, where rows are not kept
-  std::size_t kept_hash_ = 0;    ///< where they are: parts must share the kernel that converts dq
+  std::size_t statistics_offset_ = 0;  ///< in the workspace, where parts do not keep rows
+  std::size_t kept_hash_ = 0;          ///< where they do: parts must share the kernel that converts dq
   Sm90Schedule schedule_{};
   unsigned grid_ = 1, shared_bytes_ = 0;
   jit::KernelHandle kernel_, prepare_, convert_;
@@ -273,7 +273,7 @@ std::vector<Family> families_backward_sm90(const problem::Problem& p, const driv
   return {family};
 }
 
-/// Then kernels that rarely evaluate the mask at single pairs take the band from their arguments.
+/// Is the mask a band? Kernels that seldom evaluate it at single pairs then take its limits from their arguments.
 bool mask_is_band(const HopperProblem& problem) { return problem.problem.has_mask() && !problem.mask.is_list(); }
 
 jit::KernelSource source_of(const HopperProblem& problem, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
@@ -311,7 +311,7 @@ jit::KernelSource backward_prepare_sm90_source(const HopperProblem& problem, con
   source.constants.set("kMaskIsBand", mask_is_band(problem)).set("kKeepsRows", p.keeps_rows);
   return source;
 }
-// Without a mask it depends on little of the problem, so that most calls share it.
+// Without a mask this source depends on little of the problem, so most calls share one kernel.
 jit::KernelSource backward_convert_sm90_source(const HopperProblem& problem, const Sm90BackwardConfig& config) {
   const problem::Problem& p = problem.problem;
   problem::Problem alike = p;

@@ -55,7 +55,7 @@ class CheckedReads : public WrappedPass {
   }
 
   void find(const device::OutsideArgs& args, Stream stream) const {
-    constexpr std::int64_t most_blocks = 1 << 20;  // each takes many rows where there are more
+    constexpr std::int64_t most_blocks = 1 << 20;  // a block loops over rows where there are more
     const auto blocks = static_cast<unsigned>(std::min(p_.batch * p_.heads_q * p_.seqlen_q, most_blocks));
     find_->launch({.grid_x = blocks, .threads = 256}, args, stream);
   }

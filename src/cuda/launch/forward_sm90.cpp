@@ -17,7 +17,7 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr int splits_of_warp = 8;  ///< when merged: more are shared with other warps
+constexpr int splits_of_warp = 8;  ///< that one warp merges; several warps share a row with more
 
 struct ForwardSources {
   jit::KernelSource forward;
@@ -27,9 +27,9 @@ struct ForwardSources {
 /// The length-independent part of a design, shared while a KV cache grows.
 struct SharedDesign {
   Sm90Tiles tiles;
-  std::optional<Chosen<Sm90ForwardConfig>> choice;  ///< none: kernels for many queries, whose choice looks at lengths
-  ForwardSources whole{}, split{};                  ///< for tasks on all keys and on parts of them
-  std::vector<float> numbers{};                     ///< of these
+  std::optional<Chosen<Sm90ForwardConfig>> choice;  ///< none where the kernel for many queries runs, whose choice depends on lengths
+  ForwardSources whole{}, split{};                  ///< without and with split-KV
+  std::vector<float> numbers{};                     ///< Problem::numbers of these sources
 };
 
 ForwardSources sources_of(const HopperProblem& problem, const Sm90ForwardConfig& config) {
@@ -38,13 +38,13 @@ ForwardSources sources_of(const HopperProblem& problem, const Sm90ForwardConfig&
   return sources;
 }
 
-/// Of a plan, whose other kernels add their own.
+/// The problem of a plan with its own copy of a shared design's numbers, to which the plan's other kernels add theirs.
 problem::Problem with_numbers_of(const std::shared_ptr<const SharedDesign>& design, problem::Problem problem) {
   if (design) problem.numbers = std::make_shared<std::vector<float>>(design->numbers);
   return problem;
 }
 
-/// Does a program know nothing of the places that it reads from where lengths change?
+/// Do a program's reads stay at the same elements when lengths change? Their indices may then depend on batch and head only.
 bool reads_follow_heads(const scoring::Program& program) {
   constexpr std::uint8_t places = scoring::depends_q | scoring::depends_kv | scoring::depends_score;
   for (const scoring::Instr& instr : program.code)
@@ -53,8 +53,8 @@ bool reads_follow_heads(const scoring::Program& program) {
   return true;
 }
 
-/// The problem with its keys rounded up to a power of two, which stands for all shorter ones. Where queries come after
-/// the keys of a cache, their offset moves along.
+/// The problem with the number of keys rounded up to a power of two; its kernels also serve all shorter ones. If the queries follow the
+/// keys of a cache, their offset grows by as much.
 problem::Problem any_length(const problem::Problem& p) {
   problem::Problem any = p;
   any.any_length = true;
@@ -78,7 +78,7 @@ SharedDesign design_of(const HopperProblem& any, const std::string& device) {
   return design;
 }
 
-/// The design that a problem shares with those of other lengths; null where kernels may depend on lengths.
+/// The design that a problem shares with problems of other lengths, or null if its kernels may depend on lengths.
 std::shared_ptr<const SharedDesign> shared_design(const HopperProblem& problem, const std::string& device) {
   const problem::Problem& p = problem.problem;
   constexpr std::int64_t most_queries = 128;
@@ -92,7 +92,7 @@ std::shared_ptr<const SharedDesign> shared_design(const HopperProblem& problem, 
   return design->choice && design->tiles == problem.mask.tiles ? design : nullptr;
 }
 
-/// Lengths that only the device knows end tasks early: rounds even out.
+/// In packed batches only the device knows where sequences end: tasks that stop early even out over the rounds of a persistent grid.
 const Sm90ScheduleCosts& schedule_costs_of(const problem::Problem& p, const Sm90ForwardConfig& config) {
   if (p.varlen) return schedule_costs::forward;
   if (config.query_stages == 1) return schedule_costs::forward_one_buffer;
@@ -210,7 +210,7 @@ class ForwardSm90 : public GpuExecutable {
     const int wanted = std::clamp(kv_splits_.value / splits_of_warp, 1, device::kMergeWarps);
     return static_cast<int>(std::bit_floor(static_cast<unsigned>(wanted)));
   }
-  /// Rows that come with one load: device::kBoxRows.
+  /// Keys that one TMA load brings (device::kBoxRows).
   int box_keys() const {
     const std::int64_t together = problem_.spread ? Part::key_range_unit : problem_.paged ? problem_.page_size() : config_.block_kv;
     return static_cast<int>(std::gcd(together, std::int64_t{config_.block_kv}));

@@ -9,7 +9,7 @@ namespace foveal::cuda {
 GradientPassSm90::GradientPassSm90(const HopperProblem& problem, GradientKernelSm90 kernel, Workspace& workspace, jit::KernelSet& kernels)
     : design_(std::move(kernel)), queries_(problem.problem.total_q), keys_in_reach_(sm90_keys_in_reach(problem.problem, problem.mask)) {
   kernel_ = kernels.add(std::exchange(design_.source, {}), static_cast<unsigned>(design_.shared_bytes));
-  if (!problem.mask.is_list() || design_.walk == Sm90Walk::queries) return;  // the backward pass has placed the tables of its tiles
+  if (!problem.mask.is_list() || design_.walk == Sm90Walk::queries) return;  // args have the tables of the backward pass
   tables_.emplace(problem.problem, design_.block_q, design_.block_kv, false, workspace);
   tables_->add_to(kernels);
 }

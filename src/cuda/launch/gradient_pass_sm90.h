@@ -1,6 +1,6 @@
 #pragma once
-// Passes that sum gradients of parameters after a Hopper backward pass. Each computes scores again and has a kernel of its own; they share
-// how they are launched.
+// Passes that sum gradients of parameters after the main kernel of a Hopper backward pass. Each recomputes scores in a kernel of its own;
+// tables, tensor maps and launches are alike.
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,9 +29,9 @@ struct GradientKernelSm90 {
 /// kernels/pairs_sm90.cuh: the gradient of one parameter that has an element for each pair.
 GradientKernelSm90 pairs_sm90(const HopperProblem& problem, const PlannedRead& read, const Sm90PairsConfig& config,
                               const driver::DeviceFacts& facts);
-/// kernels/rows_sm90.cuh: gradients of parameters with a table for each query.
+/// kernels/rows_sm90.cuh: gradients of parameters that have a table for each query.
 GradientKernelSm90 query_tables_sm90(const HopperProblem& problem, const Sm90RowsConfig& config, const driver::DeviceFacts& facts);
-/// kernels/collect_sm90.cuh: all that a backward kernel without registers for terms of pairs leaves.
+/// kernels/collect_sm90.cuh: the gradients that backward_wide_sm90, which has no registers for terms of pairs, leaves over.
 GradientKernelSm90 collect_sm90(const HopperProblem& problem, const Sm90CollectConfig& config, const driver::DeviceFacts& facts);
 
 /// covers: the kernel writes every element of the parameter's gradient.

@@ -1,6 +1,6 @@
 #pragma once
-// Gradients of keys and values to which several tasks add, as the query heads of a group are split among them: fp32 sums in the workspace,
-// cleared before the backward kernel and written to the caller's tensors after it.
+// fp32 sums of dk and dv for backward kernels in which several tasks share the query heads of a kv head and add to its gradients. The sums
+// lie in the workspace; they are cleared before the backward kernel and converted to the caller's tensors after it.
 #include <vector>
 
 #include "cuda/device/args.cuh"
@@ -13,10 +13,10 @@ namespace foveal::cuda {
 
 class GroupSums {
  public:
-  /// Reserves nothing and has no kernels where one task has all query heads of a group.
+  /// Empty, without workspace or kernels, where one task has all query heads of a group.
   GroupSums(const problem::Problem& problem, const Sm90BackwardConfig& config, Workspace& workspace, jit::KernelSet& kernels);
 
-  /// Clears the sums, and has the backward kernel add to them.
+  /// Clears the sums and sets them as the dk and dv that the backward kernel adds to.
   void begin(device::AttentionArgs& args, void* workspace, Stream stream) const;
   /// args: with the caller's tensors.
   void finish(const device::AttentionArgs& args, void* workspace, Stream stream) const;

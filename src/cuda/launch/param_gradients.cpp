@@ -69,7 +69,7 @@ void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers
   }
 }
 
-/// Zeros in the caller's tensor: what no pair writes stays so.
+/// Zeros in the caller's tensor, for elements that no pair writes.
 void ParamGradients::clear(const Gradient& gradient, const problem::Buffers& buffers, Stream stream) const {
   const TensorView& view = buffers.dparams[gradient.param];
   std::int64_t dense = 1;

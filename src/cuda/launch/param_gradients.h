@@ -1,5 +1,5 @@
 #pragma once
-// Gradients of parameters around the kernels that collect them: cleared sums before, conversion to the caller's tensors after.
+// Gradients of parameters, before and after the kernels that sum them: clears the sums, then converts them to the caller's tensors.
 #include <vector>
 
 #include "cuda/device/args.cuh"
@@ -17,7 +17,7 @@ class ParamGradients {
   bool any() const { return !gradients_.empty(); }
   std::string text() const;  ///< for explain(): `rel diagonal; slope uniform`
 
-  /// A kernel writes every element of this parameter's gradient, which then needs no zeros.
+  /// For a kernel that writes every element of this parameter's gradient, so that it need not be cleared.
   void leave_uncleared(std::size_t param);
 
   void prepare(device::AttentionArgs& args, const problem::Buffers& buffers, void* workspace, Stream stream) const;

@@ -34,12 +34,13 @@ class PassSm80 {
   jit::KernelHandle kernel_;
 };
 
-/// Measures far rows (device/score/far_row.cuh): between what made their lse2 and largest, which it replaces, and what reads these.
+/// Measures far rows (device/score/far_row.cuh). Runs after the kernel that writes lse2 and largest, whose values for far rows it replaces,
+/// and before the kernels that read them.
 class MeasureSm80 {
  public:
   MeasureSm80(const problem::Problem& problem, std::size_t shared_bytes_per_block, jit::KernelSet& kernels);
 
-  /// args: with lse2, largest and delta; the gradient of the sink gets what far rows add to it.
+  /// args: with lse2, largest and delta. Adds the terms of far rows to the gradient of the sink.
   void run(const problem::Problem& problem, device::AttentionArgs args, Stream stream) const;
 
  private:
@@ -48,8 +49,8 @@ class MeasureSm80 {
   jit::KernelHandle kernel_;
 };
 
-/// The portable passes of a read plan, for any backward pass of any target: a walk over tiles of queries that needs q, k, v, dout, lse2,
-/// largest and delta but gives no dq (Collector::walk), and walks over tiles of pairs (Collector::any_pairs).
+/// The portable passes of a read plan, which follow the backward kernels of any target: the dq kernel without its dq (Collector::walk), and
+/// a kernel that owns tiles of pairs (Collector::any_pairs). They read q, k, v, dout, lse2, largest and delta.
 class ReadPasses {
  public:
   ReadPasses(const problem::Problem& problem, std::size_t shared_bytes_per_block, const ReadPlan& plan, Workspace& workspace,

@@ -16,8 +16,8 @@ namespace foveal::cuda {
 namespace {
 
 struct MaskFacts {
-  bool on_device = false;  ///< only a run knows its tables
-  int batches = 1;         ///< with tables of their own
+  bool on_device = false;  ///< tables depend on data, so each run makes them
+  int batches = 1;         ///< that have tables of their own
   int heads = 1;           ///< likewise
 };
 
@@ -98,7 +98,7 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
 }
 
 void TileTables::classify_known(const problem::Problem& p, int block_q, int block_kv) {
-  constexpr std::int64_t most_tiles = 1 << 14;  // planning stays short
+  constexpr std::int64_t most_tiles = 1 << 14;  // so that planning stays fast
   const std::int64_t tiles_of_one = rows_ * capacity_;
   if (p.ragged_kv() || tiles_of_one * mask_batches_ * mask_heads_ > most_tiles) return;
   const mask::Tiling tiling{p.seqlen_q, p.seqlen_kv, block_q, block_kv, p.attention.q_offset, p.attention.kv_offset};
@@ -141,7 +141,7 @@ device::TileRuns TileTables::runs(void* workspace) const {
             0,
             0};
   }
-  // Without any run (everything is empty) there is still a table of rows.
+  // If all tiles are empty there are no runs, but still a table of rows.
   const int* begin = static_cast<const int*>(begin_->data());
   const auto* runs = static_cast<const device::TileRun*>(runs_->data());
   return {runs ? runs : reinterpret_cast<const device::TileRun*>(begin), begin, begin + 1, batch_stride_, head_stride_, 0, 0};

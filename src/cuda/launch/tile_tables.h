@@ -28,16 +28,16 @@ class TileTables {
   /// Sets the tiles and tables of the arguments, and makes the tables that need data.
   void place(device::AttentionArgs& args, void* workspace, Stream stream) const;
   device::TileRuns runs(void* workspace) const;
-  /// Launches these kernels; args hold runs() already.
+  /// Launches the kernels that make the tables; args already hold runs().
   void make(const device::AttentionArgs& args, void* workspace, Stream stream) const;
 
-  /// Sets the explanation's tiles and nominal operations.
+  /// Sets the explanation's numbers of tiles and nominal operations.
   void describe(Explanation& explanation, const problem::Problem& problem) const;
 
   std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles of all heads, when known
 
  private:
-  /// Classifies what tiles it can without the mask's data.
+  /// Classifies the tiles that can be classified without the mask's data.
   void classify_known(const problem::Problem& problem, int block_q, int block_kv);
 
   bool transposed_ = false;

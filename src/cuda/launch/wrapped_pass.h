@@ -1,5 +1,5 @@
 #pragma once
-// A pass with kernels of its own before or after another pass, whose workspace and kernels come first.
+// A pass around another one, with kernels of its own before or after it. The inner pass's workspace and kernels come first.
 #include <memory>
 #include <string>
 

@@ -47,7 +47,7 @@ void check_identifier(const std::string& name) {
                name, "\"; expected a C identifier");
 }
 
-/// Of C11 and C++20, without those that are no names of C by their underscore and capital.
+/// Keywords of C11 and C++20, except those that begin with an underscore and a capital.
 bool is_keyword(const std::string& name) {
   static constexpr std::string_view keywords[] = {
       "alignas",   "alignof",  "and",      "and_eq",   "asm",          "auto",      "bitand",       "bitor",         "bool",

@@ -20,7 +20,7 @@ struct Sm90Mask {
 };
 Sm90Mask sm90_mask(const problem::Problem& problem);
 
-/// A view of a problem that outlives it, for one thread.
+/// Refers to the problem, which must outlive it. Not for several threads at once.
 class HopperProblem {
  public:
   explicit(false) HopperProblem(const problem::Problem& p) : HopperProblem(p, sm90_mask(p)) {}
@@ -31,9 +31,9 @@ class HopperProblem {
   const problem::Problem& problem;
   const Sm90Mask mask;
 
-  /// Of the pass's program, with nothing given. The first call analyses the score.
+  /// Forms of the pass's program with nothing given. Found by the first call.
   const ScoreForms& forms() const;
-  /// find_line_values(), likewise.
+  /// find_line_values(). Found by the first call.
   const LineValues& lines() const;
 
  private:

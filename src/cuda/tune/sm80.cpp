@@ -149,7 +149,7 @@ const std::vector<Sm80Row>& dkdv_table() {
   return rows;
 }
 
-Sm80Facts facts_of(const problem::Problem& p) {
+Sm80Facts sm80_facts(const problem::Problem& p) {
   return {.bits = static_cast<int>(8 * size_of(p.dtype)), .dim = static_cast<int>(base::round_up(std::max(p.head_dim, p.head_dim_v), 16))};
 }
 
@@ -157,7 +157,7 @@ const std::vector<Sm80Row>& table_of(Sm80Kernel kernel) {
   return kernel == Sm80Kernel::forward ? forward_table() : kernel == Sm80Kernel::dkdv ? dkdv_table() : dq_table();
 }
 
-/// The rows of a tile that warps own, each 16 * row_tiles of them, or column_split warps the columns of their sums.
+/// The rows of the tile whose sums warps hold: 16 * row_tiles rows each, or column_split warps a share of the columns each.
 int owned_rows(Sm80Kernel kernel, const Sm80Config& config) { return kernel == Sm80Kernel::dkdv ? config.block_kv : config.block_q; }
 
 /// The configurations of the first row that applies, also those that do not fit shared memory.
@@ -174,7 +174,7 @@ std::vector<Chosen<Sm80Config>> chosen_for(const Sm80Facts& facts, Sm80Kernel ke
 
 /// The candidates of a kernel, best first, and why.
 std::vector<Chosen<Sm80Config>> chosen_for(const problem::Problem& p, Sm80Kernel kernel) {
-  const Sm80Facts facts = facts_of(p);
+  const Sm80Facts facts = sm80_facts(p);
   std::vector<Chosen<Sm80Config>> chosen = chosen_for(facts, kernel);
   if (kernel == Sm80Kernel::forward || kernel == Sm80Kernel::dq || kernel == Sm80Kernel::dkdv) return chosen;
   // The same tiles with whole rows for each warp.
@@ -263,12 +263,12 @@ const char* sm80_family(Sm80Kernel kernel) {
 
 std::optional<std::string> sm80_illegal(const problem::Problem& p, Sm80Kernel kernel, const Sm80Config& config, std::size_t shared_bytes) {
   for (const int size : {config.block_q, config.block_kv})
-    if (size < 16 || size > 128 || size % 16 != 0) return "block_q and block_kv are multiples of 16 to 128";
+    if (size < 16 || size > 128 || size % 16 != 0) return "block_q and block_kv must be multiples of 16 from 16 to 128";
   if (config.warps < 1 || config.warps > 8 || config.row_tiles < 1 || config.row_tiles > 2 || config.stages < 1 || config.stages > 2 ||
       config.column_split < 1 || config.column_split > 4 || config.ctas < 1 || config.ctas > 4)
-    return "warps 1 to 8, row_tiles 1 or 2, stages 1 or 2, column_split and ctas 1 to 4 are there";
+    return "warps must be 1 to 8, row_tiles 1 or 2, stages 1 or 2, column_split and ctas 1 to 4";
   if (owned_rows(kernel, config) * config.column_split != 16 * config.row_tiles * config.warps)
-    return "each warp owns its rows, or its columns of them";
+    return "warps must be the rows of the tile times column_split, divided by 16 * row_tiles";
   const std::size_t needed = config.shared_bytes(p, kernel);
   if (needed > shared_bytes) return base::join(needed, " bytes of shared memory exceed ", shared_bytes);
   return std::nullopt;
@@ -281,7 +281,7 @@ std::vector<Sm80Config> sm80_space(const problem::Problem& p, Sm80Kernel kernel,
   };
   const std::vector<Sm80Config> candidates = sm80_candidates(p, kernel);
   for (const Sm80Config& config : candidates) add(config);
-  Sm80Facts facts = facts_of(p);
+  Sm80Facts facts = sm80_facts(p);
   for (facts.dim = 16; facts.dim <= sm80_max_head_dim; facts.dim += 16) {
     for (Sm80Config config : configs_of(chosen_for(facts, kernel))) {
       if (config.column_split != candidates.front().column_split) continue;

@@ -18,7 +18,8 @@ namespace foveal::cuda {
 
 struct ReadPlan;  // tune/read_plan.h
 
-/// Per thread of two warpgroups, when the producer warpgroup keeps these of the 3 x 168 that a launch of 384 threads gives.
+/// Registers per thread of two consumer warpgroups, when each thread of the producer warpgroup keeps `producer_registers` of the 168 that a
+/// launch of 384 threads gives it.
 constexpr int sm90_consumer_registers(int producer_registers) { return (3 * 168 - producer_registers) / 2; }
 
 struct Sm90ForwardConfig {
@@ -31,7 +32,7 @@ struct Sm90ForwardConfig {
   bool ping_pong = true;                       ///< one warpgroup's softmax overlaps the products of another
   bool intra_warpgroup_overlap = false;        ///< softmax overlaps the P V product of the same warpgroup
   int packed_heads = 1;                        ///< GQA packing: query heads that share a tile
-  int pair_stages = 0;                         ///< of reads that TMA loads as tiles; 0: there are none
+  int pair_stages = 0;                         ///< of reads that TMA loads as tiles; 0: none
   bool split_kv = false;                       ///< several tasks share the keys of a row of tiles
   bool paged = false;                          ///< the producer warp looks up pages or ranges, which takes more registers
   bool listed = false;                         ///< tiles come from lists, and partial ones evaluate the mask
@@ -68,8 +69,8 @@ struct Sm90BackwardConfig {
 
   int block_q = 64, block_kv = 128;  ///< of a CTA
   int stages = 2;                    ///< of queries and gradients of the output
-  int pair_stages = 0;               ///< of reads that TMA loads as tiles; 0: there are none
-  int group_tasks = 0;               ///< among which the query heads of a kv head are split (sm90_group_tasks); 0: not picked yet
+  int pair_stages = 0;               ///< of reads that TMA loads as tiles; 0: none
+  int group_tasks = 0;               ///< that share the query heads of a kv head (sm90_group_tasks); 0: not chosen yet
   int producer_registers = 0;        ///< per thread of the producer warpgroup; the consumers share the rest
   bool collects = false;             ///< sums gradients of parameters, except those with a kernel of their own
   StagedReads staged{};              ///< trained reads whose terms the producer warpgroup sums
@@ -124,9 +125,9 @@ struct Sm90RowsConfig {
 struct Sm90PairsConfig {
   static constexpr int consumers = 2;  ///< warpgroups of 64 queries
   static constexpr int block_q = 64 * consumers, threads = 128 * (1 + consumers);
-  static constexpr int tasks_ahead = 4;  ///< of those that are cleared up after
+  static constexpr int tasks_ahead = 4;  ///< started tasks that the warps which write zeros may lag behind
   int block_kv;
-  int stages;                     ///< of everything that one batch and head give
+  int stages;                     ///< of q, k, v and dout of one batch and head
   std::vector<PairTile> tiles{};  ///< reads that come as tiles
   int pair_stages = 0;            ///< of these, each 64 keys wide
 
@@ -138,23 +139,24 @@ struct Sm90PairsConfig {
 
 /// The pipeline of the tiles of these reads.
 device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns);
-/// How `room` bytes of shared memory are divided among scatters: all elements of one with some copies, a window of them, or none.
+/// Divides `room` bytes of shared memory among the reads that scatter. A read gets bins for all of its elements, replicated while there is
+/// room, or for a window of them around a tile, or none: it then adds to sums in L2.
 std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);
 
-/// The backward kernels. Above head dim 128 a cluster of two CTAs shares a task, whose registers and shared memory are full: terms of pairs
-/// are then summed by a kernel of their own (sm90_collect_config).
+/// The two backward kernels. Above head dim 128 a cluster of two CTAs shares a task. Its registers and shared memory are full, so another
+/// kernel sums terms of pairs (sm90_collect_config).
 struct Sm90BackwardVariant {
   const char* kernel;
   int block_kv;                 ///< Sm90BackwardConfig::block_kv
-  std::int64_t max_head_dim_v;  ///< beside its head dims
+  std::int64_t max_head_dim_v;  ///< for the head dims that it serves
   bool is_wide;                 ///< has no registers for terms of pairs
 };
 /// The one for the problem's head dims.
 const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& problem);
-/// The kernel that sums gradients of parameters after a backward kernel without registers for
-/// per-pair terms; nothing where it does not fit.
+/// The kernel that sums gradients of parameters after a backward kernel without registers for per-pair terms. nullopt if it does not fit
+/// shared memory.
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& problem, const ReadPlan& plan);
-/// The kernel that sums reads of tables per query: as many as fit shared memory, the smallest first. Nothing where none fits.
+/// The kernel that sums reads of tables per query: as many of the reads as fit shared memory, the smallest first. nullopt if none fits.
 std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& problem, std::vector<RowRead> reads);
 /// The kernel that writes gradients with an element for each pair.
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& problem);
@@ -169,12 +171,12 @@ LineValues sm90_line_values(const HopperProblem& problem, const Sm90BackwardConf
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const HopperProblem& problem);
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const HopperProblem& problem, const ReadPlan& plan);
 
-/// The tuned configuration of this device, or the first candidate. Nothing when no row fits.
+/// The tuned configuration of this device, or else the first candidate. nullopt if no row fits.
 std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const HopperProblem& problem, const std::string& device);
 std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const HopperProblem& problem, const ReadPlan& plan,
                                                                const std::string& device);
 
-/// Why a completed configuration cannot run a problem, or nothing.
+/// Why a completed configuration cannot run a problem; nullopt if it can.
 std::optional<std::string> sm90_illegal(const HopperProblem& problem, const Sm90ForwardConfig& config);
 std::optional<std::string> sm90_illegal(const HopperProblem& problem, const ReadPlan& plan, const Sm90BackwardConfig& config);
 

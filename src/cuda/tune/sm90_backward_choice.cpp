@@ -16,7 +16,7 @@ struct BackwardFacts {
   bool collects = plan.hopper;
   StagedReads staged = collects && !variant.is_wide ? plan.staged() : StagedReads{};
   LineValues lines = sm90_line_values(problem, {.block_kv = variant.block_kv, .staged = staged});
-  bool helpers = staged.any() || !lines.empty();  ///< the warps beside the one that loads have work
+  bool helpers = staged.any() || !lines.empty();  ///< the producer warpgroup's other warps have work, too
   bool light = is_light(p);
   std::vector<PairTile> pair_tiles = sm90_pair_tiles(problem, collects);
 
@@ -34,13 +34,13 @@ bool BackwardFacts::only_sums() const {
   }) == 0;
 }
 
-/// Registers hold no more per pair than in the plain pass.
+/// The score takes no more registers per pair than the plain pass.
 bool BackwardFacts::holds_little() const {
   const bool plain = bare && !p.has_score_mod() && p.score->reads.empty();
   return plain || (bare && light && only_sums() && !helpers && !reads_pairs(p));
 }
 
-/// Tiles are only added to the score, so that no slope per pair takes registers.
+/// Tiles are only added to the score, so that no slope per pair has to be kept in registers.
 bool BackwardFacts::adds_tiles() const {
   const auto slope = scoring::ancestors(p.score->backward, {p.score->dscore});
   const bool adds = std::none_of(pair_tiles.begin(), pair_tiles.end(),
@@ -48,8 +48,8 @@ bool BackwardFacts::adds_tiles() const {
   return bare && adds && !helpers && !collects && light && !reads_pairs(p, 0, pair_tiles);
 }
 
-/// Registers per thread of the producer warpgroup. Above head dim 64 the consumers need all that
-/// can be spared; sums along diagonals need more.
+/// Registers per thread of the producer warpgroup. Above head dim 64 the consumers need all that can be spared; sums along diagonals take
+/// more.
 int producer_registers(const BackwardFacts& f, bool helpers) {
   if (f.variant.is_wide) return 40;
   if (!helpers) return f.p.gathered ? 40 : 24;
@@ -87,10 +87,11 @@ const std::vector<BackwardRow>& backward_rows() {
   return rows;
 }
 
-/// With what follows from the fields that are chosen and tuned. Nothing where these do not fit.
+/// Fills in the fields that follow from the chosen and tuned ones. nullopt if the configuration does not fit shared memory.
 std::optional<Sm90BackwardConfig> completed(const BackwardFacts& f, Sm90BackwardConfig config) {
   const problem::Problem& p = f.p;
-  const bool loads_more = f.dim <= 64 && config.pair_stages > 0 && config.block_q == 64;  // the warp that loads is one of the helpers
+  const bool loads_more =
+      f.dim <= 64 && config.pair_stages > 0 && config.block_q == 64;  // the loading warp takes part in the helpers' work
   config.producer_registers = producer_registers(f, f.helpers || loads_more);
   config.collects = f.collects;
   config.staged = f.staged;
@@ -108,15 +109,15 @@ std::optional<Sm90BackwardConfig> completed(const BackwardFacts& f, Sm90Backward
 
 std::optional<std::string> illegal(const BackwardFacts& f, const Sm90BackwardConfig& config) {
   const problem::Problem& p = f.p;
-  if (config.block_kv != f.variant.block_kv) return base::join("block_kv is ", f.variant.block_kv, " at this head_dim");
-  if (config.block_q != 64 && config.block_q != 128) return "block_q is 64 or 128";
-  if (config.block_q == 128 && (f.dim > 64 || (f.collects && !f.only_sums()))) return "registers do not suffice for 128 queries";
-  if (config.stages != 2) return "stages are 2";
+  if (config.block_kv != f.variant.block_kv) return base::join("block_kv must be ", f.variant.block_kv, " at this head_dim");
+  if (config.block_q != 64 && config.block_q != 128) return "block_q must be 64 or 128";
+  if (config.block_q == 128 && (f.dim > 64 || (f.collects && !f.only_sums()))) return "block_q 128 needs more registers than there are";
+  if (config.stages != 2) return "stages must be 2";
   if (config.pair_stages < 0 || config.pair_stages > 2 || (config.pair_stages > 0 && f.pair_tiles.empty()))
-    return "pair_stages are 0 to 2, and 0 where no read comes as tiles";
+    return "pair_stages must be 0 to 2, and 0 where no read can be loaded as tiles";
   const int tasks = config.group_tasks;
   if (tasks < 0 || (tasks > 0 && p.group_size % tasks != 0) || (tasks > 1 && !sm90_splits_groups(p)))
-    return base::join("the ", p.group_size, " query heads of a kv head are not split among ", tasks, " tasks");
+    return base::join("the ", p.group_size, " query heads of a kv head cannot be split among ", tasks, " tasks");
   if (!fits(p, config)) return base::join(config.shared_bytes(p), " bytes of shared memory exceed ", sm90_shared_limit);
   return std::nullopt;
 }

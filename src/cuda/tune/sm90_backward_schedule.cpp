@@ -8,7 +8,7 @@
 namespace foveal::cuda {
 namespace {
 
-/// Of q, dout and the sum of dq, of this many query heads.
+/// Bytes of q, dout and the dq sums of this many query heads.
 std::int64_t bytes_of_heads(const problem::Problem& p, std::int64_t heads) {
   return heads * p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim);
 }
@@ -47,7 +47,7 @@ double predicted_time(const HopperProblem& problem, const Sm90BackwardConfig& co
   costs.spilling_cost = 0;
   const double time = sm90_schedule(tasks, costs, teams_of(config, facts)).time;
   const auto [shortest, longest] = std::minmax_element(tasks.row_cost.begin(), tasks.row_cost.end());
-  if (*shortest == *longest) return time;  // tasks walk in step
+  if (*shortest == *longest) return time;  // tasks of equal length stay together
   const double doublings = std::log2(static_cast<double>(bytes_of_heads(p, p.heads_q * p.batch)) / static_cast<double>(facts.l2_bytes)) - 1;
   const double drifting = std::clamp(schedule_rules::drifting * doublings, 0.0, schedule_rules::most_drifting);
   return time * (1 + drifting * std::log2(static_cast<double>(p.group_size / config.group_tasks)) / 2);
