@@ -138,8 +138,9 @@ class ForwardSm90 : public GpuExecutable {
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   std::string kernel() const override {
-    return base::join("cuda.sm90.", to_string(problem_.dtype), ".forward", config_.packed_heads > 1 ? ".packed" : "",
-                      config_.split_kv ? ".split" : "", problem_.paged ? ".paged" : "", problem_.spread ? ".spread" : "");
+    return base::join("cuda.sm90.", to_string(problem_.dtype), config_.is_decode() ? ".decode" : ".forward",
+                      config_.packed_heads > 1 ? ".packed" : "", config_.split_kv ? ".split" : "", problem_.paged ? ".paged" : "",
+                      problem_.spread ? ".spread" : "");
   }
 
   void describe(Explanation& e) const override {
