@@ -51,7 +51,7 @@ void write_sources(const problem::Line& line, const Options& options, std::map<s
       stems.emplace(key, stem);
       const std::filesystem::path folder = options.folder;
       write(folder / (stem + ".cu"), base::join("// ", problem::to_string(line), "\n// nvrtc: --gpu-architecture=", source.arch,
-                                                " --std=c++20 -default-device; kernel ", source.entry, "\n", text));
+                                                " --std=c++20 -default-device; kernel ", source.stem, "\n", text));
       if (options.cubin) write(folder / (stem + "." + source.arch + ".cubin"), cuda::jit::compile(source)->bytes);
     }
   }

@@ -10,7 +10,7 @@
 #include "base/strided.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/jit/driver.h"
-#include "cuda/launch/rows.h"
+#include "cuda/launch/move_rows.h"
 #include "problem/overlap.h"
 #include "problem/problem.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// Architectures: the targets of this backend, and what is known of GPUs that need not be present, by the name of their architecture.
+// Architectures: the targets of this backend, and facts about GPUs, which need not be present, by the name of their architecture.
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,14 +12,14 @@ namespace foveal::cuda {
 /// Kernels written for one architecture: what PlanOptions::target names.
 struct Target {
   const char* name;  ///< "sm90"
-  int capability;    ///< the least that its kernels need
-  bool later;        ///< do they run on later ones, too?
-  const char* arch;  ///< that kernels are compiled for where no device says more, with the suffix that their instructions need
+  int capability;    ///< the lowest that its kernels run on
+  bool later;        ///< do they also run on later ones?
+  const char* arch;  ///< that kernels are compiled for if no device is given, with the suffix that their instructions need
   std::vector<const Candidate*> candidates;
   std::vector<const char*> families;  ///< of their configurations, in files of tuned ones
 
   bool runs_on(int device) const { return later ? device >= capability : device == capability; }
-  /// Why it does not run on a device, or nothing.
+  /// Why it does not run on a device; nullopt if it does.
   std::optional<std::string> refuses(const driver::DeviceFacts& facts) const;
 };
 /// In order of preference.

@@ -19,7 +19,7 @@ std::vector<jit::KernelSource> kernels_on(const problem::Problem& problem, const
 /// The configurations that these kernels may have. Both throw unsupported when no target can.
 std::vector<Family> families_on(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target);
 
-/// The same before it is loaded, for a device of this many multiprocessors (0: the usual number); its sources carry the arch.
+/// The executable itself, not yet loaded, for a device with this many multiprocessors (0: the usual number); its sources have their arch.
 std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target,
                                              int multiprocessors = 0);
 

@@ -27,7 +27,7 @@ std::vector<jit::KernelSource> plain_kernels() {
   std::set<std::string> known;
   for (const std::string& line : plain_lines())
     for (jit::KernelSource& source : kernels_of(problem::problem_of(problem::parse_line(line), {DeviceKind::cuda, 0}), "sm_90a", ""))
-      if (known.insert(base::join(source.entry, "\n", jit::assemble(source))).second) kernels.push_back(std::move(source));
+      if (known.insert(base::join(source.stem, "\n", jit::assemble(source))).second) kernels.push_back(std::move(source));
   return kernels;
 }
 

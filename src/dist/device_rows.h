@@ -4,7 +4,7 @@
 #include <map>
 #include <vector>
 
-#include "cuda/launch/rows.h"
+#include "cuda/launch/move_rows.h"
 #include "dist/rows.h"
 #include "dist/side_stream.h"
 

@@ -26,7 +26,7 @@ TEST(Sha256, KnownDigests) {
 }
 
 Image image_of(const std::string& key) {
-  Image image{.key = key, .stem = "stem", .entry = "entry", .arch = "sm_80", .facts = {}, .bytes = {}};
+  Image image{.key = key, .stem = "stem", .arch = "sm_80", .facts = {}, .bytes = {}};
   image.facts.registers = 42;
   for (int i = 0; i < 5000; ++i) image.bytes.push_back(static_cast<char>(i * 7));
   return image;
@@ -241,7 +241,7 @@ TEST_F(Cache, AFolderThatCannotBeMadeIsNoError) {
 class Compiling : public test::NeedsNvrtc {};
 
 KernelSource zeros(const std::string& arch, int value) {
-  KernelSource source{.stem = "param_gradient", .entry = "param_gradient", .constants = {}, .score = {}, .arch = arch};
+  KernelSource source{.stem = "param_gradient", .arch = arch};
   source.constants.set_type("Gradient", "float").set_type("Value", "float").set("kBinBits", value);
   return source;
 }

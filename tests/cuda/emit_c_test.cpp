@@ -46,7 +46,7 @@ class Expected {
   std::string load() const {
     std::string text;
     for (std::size_t k = 0; k < r_.kernels.size(); ++k) {
-      text += "function " + std::to_string(k) + " " + r_.kernels[k]->entry + "\n";
+      text += "function " + std::to_string(k) + " " + r_.kernels[k]->stem + "\n";
       if (r_.shared_bytes[k] > 0) text += "attribute " + std::to_string(k) + ": 8 = " + std::to_string(r_.shared_bytes[k]) + "\n";
     }
     std::set<std::uint64_t> said;

@@ -95,8 +95,8 @@ constexpr const char* backward_line =
 // that its bits are the same in whatever order they come.
 constexpr std::pair<const char*, const char*> kinds_of_runs[] = {
     {"cuda.sm90.bf16.forward", forward_line},
-    {"cuda.sm90.bf16.forward.packed.split", "forward bf16 b1 h8:2 q2:3000 d128 mask=\"kv_idx - 2998 <= q_idx\""},
-    {"cuda.sm90.bf16.forward.packed.split",
+    {"cuda.sm90.bf16.decode.packed.split", "forward bf16 b1 h8:2 q2:3000 d128 mask=\"kv_idx - 2998 <= q_idx\""},
+    {"cuda.sm90.bf16.decode.packed.split",
      "forward bf16 b2 h8:2 q2:3000 d64 mask=\"kv_idx < n[batch]\" score=\"tanh(score / (20 + t[head])) * 20\" "
      "param=\"n: integer[2] integers(1, 3000)\" param=\"t: real[8]\""},
     {"cuda.sm90.bf16.backward.fused", backward_line},

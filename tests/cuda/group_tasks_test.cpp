@@ -55,7 +55,7 @@ TEST(GroupTasks, WhatCannotBeSplitIsIllegal) {
   }
   for (const int tasks : {-1, 2, 6}) {
     config.group_tasks = tasks;
-    EXPECT_EQ(sm90_illegal(p, plan, config), "the 3 query heads of a kv head are not split among " + std::to_string(tasks) + " tasks");
+    EXPECT_EQ(sm90_illegal(p, plan, config), "the 3 query heads of a kv head cannot be split among " + std::to_string(tasks) + " tasks");
   }
 }
 

@@ -31,8 +31,8 @@ bool gathers(const std::string& line, const std::string& arch = "sm_90a") {
 }
 
 TEST(Pages, HopperForwardReadsThemWhereTheyAre) {
-  EXPECT_EQ(kernel_of("forward bf16 b8 h32:8 q1:8192 d128 pages=64"), "cuda.sm90.bf16.forward.packed.paged");
-  EXPECT_EQ(kernel_of("forward bf16 b1 h32:8 q1:8192 d128 pages=16"), "cuda.sm90.bf16.forward.packed.split.paged");
+  EXPECT_EQ(kernel_of("forward bf16 b8 h32:8 q1:8192 d128 pages=64"), "cuda.sm90.bf16.decode.packed.paged");
+  EXPECT_EQ(kernel_of("forward bf16 b1 h32:8 q1:8192 d128 pages=16"), "cuda.sm90.bf16.decode.packed.split.paged");
   EXPECT_EQ(kernel_of("forward f16 b2 h8:2 q300:640 d64 pages=48 mask=\"causal()\""), "cuda.sm90.f16.forward.paged");
   EXPECT_EQ(stems_of("forward bf16 b2 h8:2 layout=thd lengths=64:64,100:500 d128 pages=16"), std::vector<std::string>{"decode_sm90"});
 }
@@ -49,7 +49,7 @@ TEST(Pages, OtherPassesSeeKeysTogether) {
   // TMA needs neighbours along the head dim; reads are checked by a kernel that knows no pages.
   gathered("forward bf16 b2 h8:2 q300:640 d64 pages=64 layout=dim_first", "sm_90a", "cuda.sm80.bf16.forward");
   gathered("forward bf16 b2 h2 q9:64 d64 pages=64 score=\"score + t[m[kv_idx]]\" param=\"t: real[9]\" param=\"m: integer[64]\" checked",
-           "sm_90a", "cuda.sm90.bf16.forward");
+           "sm_90a", "cuda.sm90.bf16.decode");
 }
 
 TEST(Pages, GradientsAreSummedOnlyWhereTheyAreWanted) {

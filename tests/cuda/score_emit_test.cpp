@@ -6,6 +6,7 @@
 #include "cuda/device/score/key_steps.cuh"
 #include "cuda/jit/compile.h"
 #include "cuda/launch/backward_sm80.h"
+#include "cuda/score/score_forms.h"
 #include "nvrtc_here.h"
 #include "problems.h"
 #include "score/op_table.h"
@@ -84,7 +85,8 @@ TEST(ScoreUnits, GradientsOfFactorsOfTheScoreFollowFromDk) {
 
 TEST(ScoreUnits, SumsOfScoreAndOffsetAreFound) {
   const auto is_sum_of = [](const std::string& score) {
-    return is_sum(problem_of("forward bf16 b2 h4 q64 d64 score=\"" + score + "\" param=\"t: real[64]\""));
+    const problem::Problem p = problem_of("forward bf16 b2 h4 q64 d64 score=\"" + score + "\" param=\"t: real[64]\"");
+    return is_sum(ScoreForms(p, p.score->forward));
   };
   EXPECT_TRUE(is_sum_of("score + t[kv_idx]"));
   EXPECT_TRUE(is_sum_of("t[kv_idx] + score * t[head]"));

@@ -39,7 +39,7 @@ class Shipped : public testing::Test {
   void TearDown() override { jit::set_shipped_folder(""); }
 
   static jit::Image image_of(const std::string& key) {
-    return {.key = key, .stem = "stem", .entry = "entry", .arch = "sm_90a", .facts = {}, .bytes = std::string(3000, 'x')};
+    return {.key = key, .stem = "stem", .arch = "sm_90a", .facts = {}, .bytes = std::string(3000, 'x')};
   }
   void put(const std::string& name, const std::string& text) const { std::ofstream(folder_ / name, std::ios::binary) << text; }
   /// Looks again.

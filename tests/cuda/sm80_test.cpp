@@ -35,8 +35,9 @@ std::vector<jit::KernelSource> sources_of(const problem::Problem& p) {
   for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dkdv))
     sources.push_back(backward_sm80_source(p, Sm80Kernel::dkdv, config));
   Workspace workspace;
-  const ParamGradients gradients(p, sm80_read_plan(p, sm80_candidates(p, Sm80Kernel::dq).front()), workspace);
-  sources.insert(sources.end(), gradients.sources().begin(), gradients.sources().end());
+  jit::KernelSet kernels;
+  const ParamGradients gradients(p, sm80_read_plan(p, sm80_candidates(p, Sm80Kernel::dq).front()), workspace, kernels);
+  sources.insert(sources.end(), kernels.sources().begin(), kernels.sources().end());
   return sources;
 }
 
@@ -233,10 +234,12 @@ TEST_F(Sm80, MasksThatReadDataAreClassifiedOnTheDevice) {
   const problem::Problem p =
       problem_of("forward bf16 b2 h2 q256:256 d64 mask=\"doc[q_idx] == doc[kv_idx]\" param=\"doc: integer[256] i32\"");
   for (const bool transposed : {false, true}) {
-    const TileTables tables(p, 64, 64, transposed, workspace);
-    ASSERT_EQ(tables.sources().size(), 2u);
+    TileTables tables(p, 64, 64, transposed, workspace);
+    jit::KernelSet kernels;
+    tables.add_to(kernels);
+    ASSERT_EQ(kernels.sources().size(), 2u);
     for (const char* arch : {"sm_80", "sm_90a"})
-      for (const auto& image : compile_for(tables.sources(), arch)) EXPECT_GT(image->bytes.size(), 1000u);
+      for (const auto& image : compile_for(kernels.sources(), arch)) EXPECT_GT(image->bytes.size(), 1000u);
   }
   const problem::Problem causal = problem_of("forward bf16 b2 h2 q256:256 d64 mask=\"kv_idx <= q_idx\"");
   const TileTables tables(causal, 64, 64, false, workspace);

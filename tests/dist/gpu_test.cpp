@@ -10,7 +10,7 @@
 
 #include "check/check.h"
 #include "cuda/jit/driver.h"
-#include "cuda/launch/rows.h"
+#include "cuda/launch/move_rows.h"
 #include "cuda/nvrtc_here.h"
 #include "dist/device_pass.h"
 #include "dist/features.h"

@@ -34,7 +34,7 @@ inline std::vector<std::shared_ptr<const cuda::jit::Image>> made_up_images(const
   for (const cuda::jit::KernelSource& source : sources) {
     auto image = std::make_shared<cuda::jit::Image>();
     image->key = cuda::jit::sha256(cuda::jit::assemble(source));
-    image->stem = source.stem, image->entry = source.entry, image->arch = source.arch;
+    image->stem = source.stem, image->arch = source.arch;
     image->bytes = "no machine code";
     images.push_back(std::move(image));
   }

@@ -118,7 +118,7 @@ std::string with(std::string score, const std::string& number) {
 
 /// Sources of no other test, by a name for a constant that no kernel reads.
 cuda::jit::KernelSource source_named(const std::string& name) {
-  cuda::jit::KernelSource source{.stem = "param_gradient", .entry = "param_gradient", .constants = {}, .score = {}, .arch = "sm_90a"};
+  cuda::jit::KernelSource source{.stem = "param_gradient", .arch = "sm_90a"};
   source.constants.set_type("Gradient", "float").set_type("Value", "float").set("kBinBits", 8).set("k" + name, 1);
   return source;
 }
@@ -129,7 +129,7 @@ TEST_F(Plans, KernelsThatCameWithTheLibraryAreNotCompiled) {
     std::ofstream(own / "compiler") << compiler << "\n";
     cuda::jit::Image image;
     image.key = cuda::jit::key_of(source, compiler);
-    image.stem = source.stem, image.entry = source.entry, image.arch = source.arch, image.bytes = bytes;
+    image.stem = source.stem, image.arch = source.arch, image.bytes = bytes;
     std::ofstream(own / (image.key + ".kernel")) << encode(image);
     cuda::jit::set_shipped_folder(own.path().string());
     return own / (image.key + ".kernel");
@@ -163,7 +163,7 @@ TEST_F(Plans, KernelsThatCameWithTheLibraryRunWithoutACompiler) {
     for (const auto& source : cuda::kernels_of(problem::problem_of(line, {DeviceKind::cuda, 0}), "sm_90a", "")) {
       cuda::jit::Image image;
       image.key = cuda::jit::key_of(source, "12.9 of others");
-      image.stem = source.stem, image.entry = source.entry, image.arch = source.arch, image.bytes = "shipped";
+      image.stem = source.stem, image.arch = source.arch, image.bytes = "shipped";
       std::ofstream(own / (image.key + ".kernel")) << encode(image);
     }
     cuda::jit::set_shipped_folder(own.path().string());

@@ -19,7 +19,7 @@
 namespace foveal::cuda::jit {
 namespace {
 
-/// A function of generated text that returns nothing would be undefined, and only a warning.
+/// 117 and 940 make a missing return value an error: in generated code it would be undefined behaviour and only a warning.
 std::vector<std::string> options_for(const std::string& arch) {
   return {"--gpu-architecture=" + arch, "--std=c++20",         "-default-device",     "--ptxas-options=-v",
           "--diag-suppress=177",        "--diag-suppress=550", "--diag-error=117,940"};
@@ -57,27 +57,27 @@ Image compile_now(const KernelSource& source, const std::string& text, const std
     base::fail(ErrorCode::compile_failed, "kernel ", source.stem, " for ", source.arch, " does not compile",
                kept.empty() ? "" : "; source kept in ", kept, "\n", compilation.log);
   }
-  return {key, source.stem, source.entry, source.arch, read_facts(compilation.log), std::move(compilation.bytes)};
+  return {key, source.stem, source.arch, read_facts(compilation.log), std::move(compilation.bytes)};
 }
 
 using Future = std::shared_future<std::shared_ptr<const Image>>;
 std::mutex images_mutex;
-std::map<std::string, Future> underway;  // by what a source consists of
+std::map<std::string, Future> underway;  // compilations, by parts_of(source)
 Compilations counted;
 
-/// Images that were used last, by what their source consists of.
+/// The most recently used images, by parts_of(source).
 base::LruCache<Image>& images() {
   static base::LruCache<Image> recent(256);
   return recent;
 }
 
-/// Identifies a source without its whole text: a plan for another length finds its kernels by it.
+/// Identifies a source without assembling its text, so that a plan for another length finds its kernels quickly.
 std::string parts_of(const KernelSource& source) {
-  return base::join(source.stem, "\n", source.entry, "\n", source.arch, "\n", source.constants.text(), "\n", source.score);
+  return base::join(source.stem, "\n", source.arch, "\n", source.constants.text(), "\n", source.score);
 }
 
 std::string key_for(const KernelSource& source, const std::string& text, const std::string& compiler) {
-  std::string identity = base::join("foveal kernel abi 1\n", compiler, "\n", source.entry, "\n");
+  std::string identity = base::join("foveal kernel abi 1\n", compiler, "\n", source.stem, "\n");
   for (const auto& option : options_for(source.arch)) identity += option + "\n";
   return sha256(identity + text);
 }
@@ -138,7 +138,7 @@ std::shared_ptr<const Image> compile(const KernelSource& source) {
     underway.erase(parts);
   };
   try {
-    auto image = images().find(parts);  // another thread's, that ended just before
+    auto image = images().find(parts);  // another thread may just have finished it
     if (!image) image = find_or_compile(source);
     images().insert(parts, image);
     promise.set_value(image);
@@ -153,7 +153,7 @@ std::shared_ptr<const Image> compile(const KernelSource& source) {
 
 std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource>& sources) {
   std::vector<std::shared_ptr<const Image>> results(sources.size());
-  std::vector<std::size_t> missing;  // threads are for these alone
+  std::vector<std::size_t> missing;  // only these take threads
   for (std::size_t i = 0; i < sources.size(); ++i) {
     results[i] = images().find(parts_of(sources[i]));
     if (!results[i]) missing.push_back(i);

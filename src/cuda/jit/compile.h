@@ -22,8 +22,8 @@ struct Facts {
 
 /// A compiled kernel: machine code (or PTX text when the source's arch is a compute_XX).
 struct Image {
-  std::string key;  ///< hex digest of everything that can change the bits
-  std::string stem, entry, arch;
+  std::string key;         ///< hex digest of everything that can change the bits
+  std::string stem, arch;  ///< stem: the kernel's name, too
   Facts facts;
   std::string bytes;
 };
@@ -37,10 +37,10 @@ std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource
 /// The key of a kernel that this compiler (nvrtc_identity()) makes of a source.
 std::string key_of(const KernelSource& source, const std::string& compiler);
 
-/// Did the kernel come with the library?
+/// Was the kernel shipped with the library?
 bool is_shipped(const KernelSource& source);
 
-/// Kernels of this process that were not in memory: shipped with the library, read from the disk cache, and compiled.
+/// Where this process's kernels came from when they were not in memory: shipped with the library, read from the disk cache, compiled.
 struct Compilations {
   int shipped = 0, read = 0, compiled = 0;
 };

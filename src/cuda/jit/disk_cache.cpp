@@ -179,9 +179,7 @@ std::vector<CacheEntry> cache_list() {
   for (const std::string& name : names_in(cache_folder(), true)) {
     const auto text = read_file(folder, name);
     const auto image = text ? decode(*text) : std::nullopt;
-    if (image)
-      entries.push_back(
-          {cache_folder() + "/" + name, image->key, image->stem, image->entry, image->arch, image->bytes.size(), image->facts});
+    if (image) entries.push_back({cache_folder() + "/" + name, image->key, image->stem, image->arch, image->bytes.size(), image->facts});
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return std::tie(a.stem, a.key) < std::tie(b.stem, b.key); });
   return entries;

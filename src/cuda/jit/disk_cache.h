@@ -1,5 +1,5 @@
 #pragma once
-// Compiled kernels on disk: one file per key. A file is published by renaming, checked whole when read, and never trusted otherwise.
+// Compiled kernels on disk, one file per key. Files are published by renaming and verified by a checksum when they are read.
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,13 +8,12 @@
 
 namespace foveal::cuda::jit {
 
-/// Where entries live: set_cache_folder(), else $FOVEAL_CACHE_DIR, else $XDG_CACHE_HOME/foveal, else $HOME/.cache/foveal, of the latter two
-/// those that are absolute paths. "" means no disk cache.
+/// Where entries live: set_cache_folder(), else $FOVEAL_CACHE_DIR, else $XDG_CACHE_HOME/foveal, else $HOME/.cache/foveal; the latter two
+/// count only if they are absolute paths. "" means no disk cache.
 std::string cache_folder();
 void set_cache_folder(std::string folder);
 
-/// Why nothing is read or written there: it is not a directory of the user's own that is closed
-/// to all others (0700). "" when it can be used.
+/// Why the folder is not used: it is not a directory that belongs to the user and is closed to all others (0700). "" if it can be used.
 std::string cache_unusable();
 
 std::optional<Image> cache_read(const std::string& key);
@@ -26,7 +25,7 @@ void cache_write(const Image& image);
 std::string cache_keep(const std::string& name, const std::string& text);
 
 struct CacheEntry {
-  std::string path, key, stem, entry, arch;
+  std::string path, key, stem, arch;
   std::size_t bytes = 0;
   Facts facts;
 };

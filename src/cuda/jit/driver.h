@@ -188,12 +188,12 @@ bool has_programmatic_launches();
 int current_device();  ///< of this thread's context, 0 when it has none; throws Error{device} when there is no driver
 const DeviceFacts& device_facts(int device);  ///< throws Error{device} when there is no such device
 
-/// While it lives, this thread's calls go to another table of functions and find devices with these facts: a plan runs and shows what it
-/// would do, without a driver.
+/// While it lives, this thread's driver calls go to another table of functions, and devices have these facts. Recordings use it to run a
+/// plan without a driver.
 class Redirected {
  public:
   Redirected(const Api& api, const DeviceFacts& facts);
-  Redirected(const Api& api, DeviceFacts&& facts) = delete;  // they must outlive it
+  Redirected(const Api& api, DeviceFacts&& facts) = delete;  // the facts must outlive it
   ~Redirected();
   Redirected(const Redirected&) = delete;
   Redirected& operator=(const Redirected&) = delete;
@@ -224,9 +224,8 @@ class BesideCapture {
   int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then the one before
 };
 
-/// What a prepared computation holds on a device: a library of kernels, or memory. Queued work may still use it, and its
-/// last owner may not be allowed to call the driver (the destructor of a graph): so it is released later, together with
-/// others, when the next computation is prepared.
+/// A resource of a prepared computation on a device: a library of kernels, or memory. Queued work may still use it, and its last owner may
+/// not be allowed to call the driver (the destructor of a graph), so it is released later, when the next computation is prepared.
 class Held {
  public:
   Held() = default;
@@ -251,7 +250,7 @@ class Held {
   std::list<Item> item_;  ///< one, or none: a list, so that dropping it takes no memory
 };
 
-/// Releases what nobody holds any more: if it is much, or all of it.
+/// Releases resources without owners: once they are many, or all of them.
 void give_back(bool all) noexcept;
 
 /// allocate(), and once more when there was no memory, after give_back().

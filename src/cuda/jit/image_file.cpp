@@ -11,15 +11,15 @@
 namespace foveal::cuda::jit {
 namespace {
 
-constexpr const char* magic = "foveal-kernel 1";
+constexpr const char* magic = "foveal-kernel 2";
 
 }  // namespace
 
 std::string encode(const Image& image) {
   const Facts& f = image.facts;
   const std::string rest =
-      base::join(image.key, "\n", image.stem, " ", image.entry, " ", image.arch, "\n", f.registers, " ", f.spill_bytes, " ", f.stack_bytes,
-                 " ", f.shared_bytes, " ", f.serialized ? 1 : 0, "\n", image.bytes.size(), "\n", image.bytes);
+      base::join(image.key, "\n", image.stem, " ", image.arch, "\n", f.registers, " ", f.spill_bytes, " ", f.stack_bytes, " ",
+                 f.shared_bytes, " ", f.serialized ? 1 : 0, "\n", image.bytes.size(), "\n", image.bytes);
   return base::join(magic, "\n", sha256(rest), "\n", rest);
 }
 
@@ -35,8 +35,7 @@ std::optional<Image> decode(const std::string& text) {
   std::size_t size = 0;
   int serialized = 0;
   Facts& f = image.facts;
-  in >> image.key >> image.stem >> image.entry >> image.arch >> f.registers >> f.spill_bytes >> f.stack_bytes >> f.shared_bytes >>
-      serialized >> size;
+  in >> image.key >> image.stem >> image.arch >> f.registers >> f.spill_bytes >> f.stack_bytes >> f.shared_bytes >> serialized >> size;
   f.serialized = serialized != 0;
   if (!in || in.get() != '\n') return std::nullopt;
   const auto at = static_cast<std::size_t>(in.tellg());

@@ -11,7 +11,7 @@ namespace foveal::cuda::jit {
 
 constexpr const char* image_extension = ".kernel";
 
-/// The file: `magic \n sha256 of the rest \n key \n stem entry arch \n registers spills stack shared serialized \n bytes \n <bytes>`.
+/// The file: `magic \n sha256 of the rest \n key \n stem arch \n registers spills stack shared serialized \n bytes \n <bytes>`.
 std::string encode(const Image& image);
 /// None if any bit of it has changed.
 std::optional<Image> decode(const std::string& text);

@@ -12,7 +12,7 @@ struct Kernel::Loaded {
   driver::Held library;
   driver::Function function = nullptr;
   mutable std::mutex mutex;
-  mutable unsigned shared_bytes = 0;  ///< dynamic, the most that was allowed
+  mutable unsigned shared_bytes = 0;  ///< dynamic, allowed so far
 };
 
 Kernel::Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_bytes) : image_(std::move(image)) {
@@ -35,7 +35,7 @@ Kernel::Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_b
       api.library_unload(library);
       throw;
     }
-    driver::check(api.library_kernel(&kernel, library, image_->entry.c_str()), "cuLibraryGetKernel");
+    driver::check(api.library_kernel(&kernel, library, image_->stem.c_str()), "cuLibraryGetKernel");
     driver::check(api.kernel_function(&fresh->function, kernel), "cuKernelGetFunction");
     recent.insert(key, fresh);
     loaded_ = std::move(fresh);
@@ -50,7 +50,7 @@ Kernel::Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_b
 }
 
 void Kernel::launch_raw(const LaunchShape& shape, void* params, std::size_t bytes, Stream stream) const {
-  void* arguments[] = {params, &bytes};  // the driver reads as many as the kernel has, one; who records the launch finds the size behind it
+  void* arguments[] = {params, &bytes};  // the driver reads one; a recording reads the size, too
   driver::LaunchAttribute attributes[2] = {};
   unsigned count = 0;
   const auto add = [&](driver::LaunchAttribute::Id id) {
@@ -62,7 +62,7 @@ void Kernel::launch_raw(const LaunchShape& shape, void* params, std::size_t byte
   const driver::LaunchConfig config{
       shape.grid_x, shape.grid_y, shape.grid_z, shape.threads, 1, 1, shape.shared_bytes, driver::handle_of(stream), attributes, count};
   const driver::Result result = driver::api().launch(&config, loaded_->function, arguments, nullptr);
-  if (result != 0) driver::check(result, ("cuLaunchKernelEx of " + image_->entry).c_str());
+  if (result != 0) driver::check(result, ("cuLaunchKernelEx of " + image_->stem).c_str());
 }
 
 }  // namespace foveal::cuda::jit

@@ -12,9 +12,9 @@ struct LaunchShape {
   unsigned grid_x = 1, grid_y = 1, grid_z = 1;
   unsigned threads = 1;
   unsigned shared_bytes = 0;  ///< dynamic
-  bool cooperative = false;   ///< all CTAs run at the same time, or the launch fails: they wait for each other
-  /// Programmatic dependent launch: its CTAs may be placed before the launch before it in the stream has ended. For kernels that begin with
-  /// device::await_previous_launch() (device/ptx/dependent_launch.cuh), which waits for it.
+  bool cooperative = false;   ///< all CTAs are resident at once, as they wait for each other; otherwise the launch fails
+  /// Programmatic dependent launch: CTAs may start before the previous launch in the stream has ended. For kernels that begin with
+  /// device::await_previous_launch() (device/ptx/dependent_launch.cuh), which waits for its end.
   bool programmatic = false;
 };
 

@@ -27,11 +27,10 @@ class Constants {
 };
 
 struct KernelSource {
-  std::string stem;     ///< device/kernels/<stem>.cuh
-  std::string entry;    ///< name of the extern "C" kernel in it
-  Constants constants;  ///< config.cuh
-  std::string score;    ///< emit.cuh
-  std::string arch;     ///< "sm_80", "sm_90a", or "compute_90" for PTX
+  std::string stem;       ///< of device/kernels/<stem>.cuh, and the name of the extern "C" kernel in it
+  Constants constants{};  ///< config.cuh
+  std::string score{};    ///< emit.cuh
+  std::string arch{};     ///< "sm_80", "sm_90a", or "compute_90" for PTX
 };
 
 /// The whole text, ready for the compiler. Throws invalid_argument when an include names no embedded file.

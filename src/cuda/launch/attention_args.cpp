@@ -43,7 +43,7 @@ const char* element_type(DType dtype) {
 
 int exact_sum_bin_bits(const problem::Problem& p) {
   const ExactSums sums = exact_sums(p);
-  constexpr double most_terms = 1 << 24;                // that wide bins hold, whatever they are
+  constexpr double most_terms = 1 << 24;                // that wide bins hold, whatever their values
   constexpr std::int64_t many = std::int64_t{1} << 20;  // 256 MiB of narrow bins
   return sums.most_terms > most_terms || (sums.scatters && sums.elements <= many) ? 8 : 16;
 }

@@ -17,7 +17,7 @@ namespace {
 constexpr int delta_rows = 64, delta_warps = 8;
 
 jit::KernelSource source_of(const problem::Problem& p, const char* kernel) {
-  jit::KernelSource source{.stem = kernel, .entry = kernel, .constants = attention_constants(p), .score = emit_score(p), .arch = {}};
+  jit::KernelSource source{.stem = kernel, .constants = attention_constants(p), .score = emit_score(p)};
   source.constants.set("kWantsDq", p.dq.present).set("kWantsDk", p.dk.present).set("kWantsDv", p.dv.present);
   return source;
 }
@@ -38,23 +38,24 @@ std::optional<Launches> launches_of(const problem::Problem& p, const Sm80Device&
   if (p.attention.backward == BackwardStrategy::two_scan && wants_keys) {
     const auto choice = two_scan_choice(p, device.shared_bytes);
     if (!choice) return std::nullopt;
-    Launches both{true, *choice, *choice, sm80_read_plan(p, choice->config)};
+    const Launches both{.two_scan = true, .queries = *choice, .keys = *choice, .reads = sm80_read_plan(p, choice->config)};
     if (both.wants_queries(p)) return both;
   }
   const auto queries = sm80_choice(p, Sm80Kernel::dq, device), keys = sm80_choice(p, Sm80Kernel::dkdv, device);
   if (!queries || (wants_keys && !keys)) return std::nullopt;
-  return Launches{false, *queries, wants_keys ? keys : std::nullopt, sm80_read_plan(p, queries->config)};
+  return Launches{
+      .two_scan = false, .queries = *queries, .keys = wants_keys ? keys : std::nullopt, .reads = sm80_read_plan(p, queries->config)};
 }
 
 class BackwardSm80 : public GpuExecutable {
  public:
   BackwardSm80(const problem::Problem& problem, const driver::DeviceFacts& facts, Launches launches)
-      : problem_(problem),
-        device_(problem.device.index),
+      : GpuExecutable(problem.device.index),
+        problem_(problem),
         read_plan_(std::move(launches.reads)),
-        gradients_(problem, read_plan_, workspace_),
-        measure_(problem, facts.shared_bytes_per_block),
-        reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_),
+        gradients_(problem, read_plan_, workspace_, kernels_),
+        measure_(problem, facts.shared_bytes_per_block, kernels_),
+        reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_, kernels_),
         two_scan_(launches.two_scan) {
     const problem::Problem& p = problem_;
     const auto real = p.dtype == DType::f64 ? sizeof(double) : sizeof(float);
@@ -63,34 +64,18 @@ class BackwardSm80 : public GpuExecutable {
     largest_offset_ = workspace_.reserve(static_cast<std::size_t>(rows * p.heads_q) * real);
     delta_offset_ = workspace_.reserve(static_cast<std::size_t>(rows * p.heads_q) * real);
 
-    const auto emplace = [&](std::optional<PassSm80>& pass, Sm80Kernel half, const Chosen<Sm80Config>& choice) {
-      pass.emplace(p, half, choice, backward_sm80_source(p, two_scan_ ? Sm80Kernel::two_scan : half, choice.config), workspace_);
+    const auto emplace = [&](std::optional<PassSm80>& pass, Sm80Kernel half, Sm80Kernel kernel, const Chosen<Sm80Config>& choice) {
+      pass.emplace(p, half, choice, backward_sm80_source(p, kernel, choice.config), workspace_, kernels_);
     };
-    const bool wants_queries = p.dq.present || !read_plan_.of(Collector::beside_dq).empty();
-    if (two_scan_) emplace(queries_, Sm80Kernel::dq, launches.queries);
-    if (launches.keys) emplace(keys_, Sm80Kernel::dkdv, *launches.keys);
-    if (two_scan_) queries_->reserve_shared(keys_->shared_bytes());
-    if (!two_scan_ && wants_queries) emplace(queries_, Sm80Kernel::dq, launches.queries);
-    const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
-    sources_ = {delta_sm80_source(p), measure_.source()};
-    add(gradients_.sources());
-    if (keys_) add(keys_->sources());
-    if (queries_) add(queries_->sources());
-    add(reads_.sources());
-  }
-
-  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
-    const auto* next = images.data();
-    delta_ = jit::Kernel(*next++, device_, 0);
-    measure_.load(*next++, device_);
-    gradients_.load(next, device_);
-    next += gradients_.sources().size();
-    for (auto* pass : {&keys_, &queries_}) {
-      if (!*pass) continue;
-      (*pass)->load(next, device_);
-      next += (*pass)->sources().size();
+    if (two_scan_) {  // queries_ launches both halves, for which keys_ places its table
+      emplace(queries_, Sm80Kernel::two_scan, Sm80Kernel::two_scan, launches.queries);
+      emplace(keys_, Sm80Kernel::dkdv, Sm80Kernel::two_scan, *launches.keys);
+    } else {
+      if (launches.keys) emplace(keys_, Sm80Kernel::dkdv, Sm80Kernel::dkdv, *launches.keys);
+      const bool wants_queries = p.dq.present || !read_plan_.of(Collector::beside_dq).empty();
+      if (wants_queries) emplace(queries_, Sm80Kernel::dq, Sm80Kernel::dq, launches.queries);
     }
-    reads_.load(next, device_);
+    delta_ = kernels_.add(delta_sm80_source(p));
   }
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
@@ -119,7 +104,7 @@ class BackwardSm80 : public GpuExecutable {
     gradients_.prepare(args, buffers, workspace, stream);
 
     args.tiles_q = static_cast<int>(base::divide_up(p.seqlen_q, delta_rows));
-    delta_.launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch), .threads = delta_warps * 32}, args, stream);
+    delta_->launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch), .threads = delta_warps * 32}, args, stream);
     measure_.run(p, args, stream);
     if (keys_) keys_->place(args, workspace, stream);
     if (keys_ && !two_scan_) keys_->launch(args, args.tiles_kv * p.heads_kv * p.batch, stream);
@@ -134,7 +119,6 @@ class BackwardSm80 : public GpuExecutable {
 
  private:
   problem::Problem problem_;
-  int device_;
   Workspace workspace_;
   ReadPlan read_plan_;
   ParamGradients gradients_;
@@ -143,7 +127,7 @@ class BackwardSm80 : public GpuExecutable {
   bool two_scan_;
   std::size_t lse2_offset_ = 0, largest_offset_ = 0, delta_offset_ = 0;
   std::optional<PassSm80> keys_, queries_;
-  jit::Kernel delta_;
+  jit::KernelHandle delta_;
 };
 
 std::optional<std::string> refuses_backward_sm80(const problem::Problem& p) {

@@ -6,12 +6,10 @@
 #include "base/divide.h"
 #include "cuda/device/layout/agreed.cuh"
 #include "cuda/launch/attention_args.h"
-#include "cuda/launch/collect_sm90.h"
+#include "cuda/launch/gradient_pass_sm90.h"
 #include "cuda/launch/group_sums.h"
-#include "cuda/launch/pairs_sm90.h"
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/pass_sm80.h"
-#include "cuda/launch/rows_sm90.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score/score_emit.h"
@@ -22,8 +20,8 @@
 namespace foveal::cuda {
 namespace {
 
-Sm90BackwardConfig with_group_tasks(const problem::Problem& p, Sm90BackwardConfig config, const driver::DeviceFacts& facts) {
-  if (config.group_tasks == 0) config.group_tasks = sm90_group_tasks(p, config, facts);
+Sm90BackwardConfig with_group_tasks(const HopperProblem& problem, Sm90BackwardConfig config, const driver::DeviceFacts& facts) {
+  if (config.group_tasks == 0) config.group_tasks = sm90_group_tasks(problem, config, facts);
   return config;
 }
 
@@ -31,13 +29,13 @@ int dq_sum_columns(const problem::Problem& p, const Sm90BackwardConfig& config) 
   return device::DqSumShape(static_cast<int>(p.head_dim), config.block_q).columns;
 }
 
-/// Offsets of the statistics of rows and their dq sums; rows_of_head is a multiple of device::kRowStep.
-struct RowsLayout {
+/// Offsets of the statistics of query rows and of their dq sums. rows_of_head is a multiple of device::kRowStep.
+struct StatisticsLayout {
   std::size_t lse2 = 0, largest = 0, far = 0, delta = 0, dq_sum = 0, dq_semaphore = 0, keys = 0;
-  std::int64_t stream_rows = 0;  ///< rows of statistics of a stream (Part::Kept): of lse2, largest and far there is one for each
+  std::int64_t stream_rows = 0;  ///< of one stream of parts (Part::Kept); each stream has lse2, largest and far of its own
   Workspace pieces;
 
-  RowsLayout(const problem::Problem& p, const Sm90BackwardConfig& config, std::int64_t rows_of_head)
+  StatisticsLayout(const problem::Problem& p, const Sm90BackwardConfig& config, std::int64_t rows_of_head)
       : stream_rows(rows_of_head * p.heads_q * (p.varlen ? 1 : p.batch)) {
     const auto rows = static_cast<std::size_t>(stream_rows), of_streams = (p.keeps_rows ? 2 : 1) * rows;
     lse2 = pieces.reserve(of_streams * sizeof(float));
@@ -54,84 +52,52 @@ struct RowsLayout {
 
 class BackwardSm90 : public GpuExecutable {
  public:
-  BackwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts, const ReadPlan& plan,
+  BackwardSm90(const HopperProblem& problem, const driver::DeviceFacts& facts, const ReadPlan& plan,
                const Chosen<Sm90BackwardConfig>& choice)
-      : problem_(problem),
-        device_(problem.device.index),
+      : GpuExecutable(problem.problem.device.index),
+        problem_(problem.problem),
         read_plan_(plan),
         choice_(choice),
         config_(with_group_tasks(problem, choice_.config, facts)),
-        mask_(sm90_mask(problem)),
-        tables_(problem, config_.block_q, config_.task_keys(), true, workspace_),
-        group_sums_(problem, config_, workspace_),
-        gradients_(problem, read_plan_, workspace_),
-        reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_) {
+        mask_(problem.mask),
+        tables_(problem_, config_.block_q, config_.task_keys(), true, workspace_),
+        group_sums_(problem_, config_, workspace_, kernels_),
+        gradients_(problem_, read_plan_, workspace_, kernels_),
+        reads_(problem_, facts.shared_bytes_per_block, read_plan_, workspace_, kernels_) {
     if (!read_plan_.collect) read_plan_.place(config_.bins);
+    const problem::Problem& p = problem_;
+    const auto add = [&](GradientKernelSm90 kernel) { passes_.emplace_back(problem, std::move(kernel), workspace_, kernels_); };
+    if (read_plan_.collect) add(collect_sm90(problem, *read_plan_.collect, facts));
     for (const PlannedRead& read : read_plan_.reads) {
       if (read.collector != Collector::pairs) continue;
-      pairs_.emplace_back(problem_, read, *read_plan_.pairs, facts, workspace_);
-      if (pairs_.back().covers()) gradients_.leave_uncleared(pairs_.back().param());
+      add(pairs_sm90(problem, read, *read_plan_.pairs, facts));
+      if (read.facts.covers) gradients_.leave_uncleared(read.facts.param);
     }
-    if (read_plan_.collect) collect_.emplace(problem_, *read_plan_.collect, facts);
-    if (read_plan_.rows) rows_.emplace(problem_, *read_plan_.rows, facts, workspace_);
-    const problem::Problem& p = problem_;
+    if (read_plan_.rows) add(query_tables_sm90(problem, *read_plan_.rows, facts));
     stat_rows_ =
         p.varlen ? base::round_up(p.total_q, device::kRowStep) + p.batch * device::kRowStep : base::round_up(p.seqlen_q, device::kRowStep);
-    if (p.keeps_rows) kept_hash_ = std::hash<std::string>{}(jit::assemble(backward_convert_sm90_source(p, config_)));
-    if (!p.keeps_rows) rows_offset_ = workspace_.reserve(RowsLayout(p, config_, stat_rows_).pieces.bytes());
+    if (p.keeps_rows) kept_hash_ = std::hash<std::string>{}(jit::assemble(backward_convert_sm90_source(problem, config_)));
+    if (!p.keeps_rows) statistics_offset_ = workspace_.reserve(StatisticsLayout(p, config_, stat_rows_).pieces.bytes());
 
-    schedule_ = sm90_backward_schedule(p, config_, facts);
+    schedule_ = sm90_backward_schedule(problem, config_, facts);
     grid_ = static_cast<unsigned>(schedule_.teams * config_.cluster_size());
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
-    sources_ = {backward_sm90_source(p, config_), backward_prepare_sm90_source(p, config_)};
-    const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
-    if (p.dq.present) sources_.push_back(backward_convert_sm90_source(p, config_));
-    add(group_sums_.sources());
-    add(gradients_.sources());
-    if (collect_) sources_.push_back(collect_->source());
+    kernel_ = kernels_.add_main(backward_sm90_source(problem, config_), shared_bytes_);
+    prepare_ = kernels_.add(backward_prepare_sm90_source(problem, config_));
+    if (p.dq.present) convert_ = kernels_.add(backward_convert_sm90_source(problem, config_));
     if (reads_.any()) {
       problem::Problem rows_only = p;
-      if (p.sink >= 0) rows_only.params[static_cast<std::size_t>(p.sink)].gradient = {};  // far rows gave it theirs
-      measure_.emplace(rows_only, facts.shared_bytes_per_block);
-      sources_.push_back(measure_->source());
+      if (p.sink >= 0) rows_only.params[static_cast<std::size_t>(p.sink)].gradient = {};  // the sink already has the terms of far rows
+      measure_.emplace(rows_only, facts.shared_bytes_per_block, kernels_);
     }
-    add(reads_.sources());
-    for (const PairsSm90& pairs : pairs_) add(pairs.sources());
-    if (rows_) add(rows_->sources());
-    if (uses_tables()) add(tables_.sources());
-  }
-
-  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
-    const auto* next = images.data();
-    kernel_ = jit::Kernel(*next++, device_, shared_bytes_);
-    prepare_ = jit::Kernel(*next++, device_, 0);
-    if (problem_.dq.present) convert_ = jit::Kernel(*next++, device_, 0);
-    group_sums_.load(next, device_);
-    next += group_sums_.sources().size();
-    gradients_.load(next, device_);
-    next += gradients_.sources().size();
-    if (collect_) collect_->load(*next++, device_);
-    if (measure_) measure_->load(*next++, device_);
-    reads_.load(next, device_);
-    next += reads_.sources().size();
-    for (PairsSm90& pairs : pairs_) {
-      pairs.load(next, device_);
-      next += pairs.sources().size();
-    }
-    if (rows_) {
-      rows_->load(next, device_);
-      next += rows_->sources().size();
-    }
-    if (!uses_tables()) return;
-    tables_.load(next, device_);
-    tables_.upload(device_);
+    if (uses_tables()) tables_.add_to(kernels_);
   }
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   KeptRows kept_rows(std::int64_t rows) const override {
     if (!problem_.keeps_rows) return {};
-    return {RowsLayout(problem_, config_, base::round_up(rows, device::kRowStep)).pieces.bytes(), kept_hash_};
+    return {StatisticsLayout(problem_, config_, base::round_up(rows, device::kRowStep)).pieces.bytes(), kept_hash_};
   }
   std::string kernel() const override {
     return base::join("cuda.sm90.", to_string(problem_.dtype), ".backward.fused", reproducible() ? ".reproducible" : "");
@@ -148,16 +114,14 @@ class BackwardSm90 : public GpuExecutable {
     e.schedule.team = config_.cluster_size() > 1 ? "cluster" : "CTA";
     e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.block_q * config_.task_keys() * 2.0 *
               static_cast<double>(3 * problem_.head_dim + 2 * problem_.head_dim_v);
-    const jit::Facts& facts = kernel_.image().facts;
+    const jit::Facts& facts = kernel_->image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
     e.details.emplace_back("configuration", choice_.why);
     e.details.emplace_back("tasks", schedule_.text(e.schedule.team));
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
     read_plan_.describe(e, problem_);
-    if (collect_) collect_->describe(e);
-    for (const PairsSm90& pairs : pairs_) pairs.describe(e);
-    if (rows_) rows_->describe(e);
+    for (const GradientPassSm90& pass : passes_) pass.describe(e);
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
   }
 
@@ -169,16 +133,16 @@ class BackwardSm90 : public GpuExecutable {
     sm90_set_pair_maps(args, config_.tiles, buffers, config_.block_q);
     args.order = schedule_.order, args.parts.group_tasks = divisor(config_.group_tasks);
     const Part::Kept stages = p.keeps_rows ? buffers.part.kept : Part::Kept{};
-    set_rows(args, stages, workspace);
+    set_statistics(args, stages, workspace);
     const auto heads = static_cast<unsigned>(p.heads_q), sequences = static_cast<unsigned>(p.batch);
     const std::int64_t rows_per_cta = device::kPrepareThreads / device::prepare_row_lanes(static_cast<int>(p.head_dim_v));
     const auto prepare_ctas = static_cast<unsigned>(base::round_up(p.seqlen_q, device::kRowStep) / rows_per_cta);
     const auto prepare = [&] {
-      prepare_.launch({.grid_x = prepare_ctas, .grid_y = heads, .grid_z = sequences, .threads = device::kPrepareThreads}, args, stream);
+      prepare_->launch({.grid_x = prepare_ctas, .grid_y = heads, .grid_z = sequences, .threads = device::kPrepareThreads}, args, stream);
     };
     const auto convert = [&] {
       const auto convert_ctas = static_cast<unsigned>(base::divide_up(p.seqlen_q, config_.block_q) * 2 * config_.cluster_size());
-      convert_.launch({.grid_x = convert_ctas, .grid_y = heads, .grid_z = sequences, .threads = device::kConvertThreads}, args, stream);
+      convert_->launch({.grid_x = convert_ctas, .grid_y = heads, .grid_z = sequences, .threads = device::kConvertThreads}, args, stream);
     };
     const bool prepares = stages.begins || stages.measures;
     if (!stages.multiplies) {
@@ -191,24 +155,22 @@ class BackwardSm90 : public GpuExecutable {
     if (prepares) prepare();
     const device::AttentionArgs whole = args.attention;
     group_sums_.begin(args.attention, workspace, stream);
-    kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_, .cooperative = reproducible()},
-                   args, stream);
+    kernel_->launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_, .cooperative = reproducible()},
+                    args, stream);
     group_sums_.finish(whole, workspace, stream);
     if (stages.ends && p.dq.present) convert();
     if (!gradients_.any()) return;
-    if (collect_) collect_->run(buffers, args, stream);
-    for (const PairsSm90& pairs : pairs_) pairs.run(buffers, args, workspace, stream);
-    if (rows_) rows_->run(buffers, args, workspace, stream);
+    for (const GradientPassSm90& pass : passes_) pass.run(buffers, args, workspace, stream);
     finish_params(args.attention, args.stat_rows, buffers, workspace, stream);
   }
 
  private:
   /// Statistics and dq sums lie in the workspace, or in memory that several parts share, at the rows of this part.
-  void set_rows(device::Sm90Args& args, const Part::Kept& kept, void* workspace) const {
+  void set_statistics(device::Sm90Args& args, const Part::Kept& kept, void* workspace) const {
     const bool keeps = problem_.keeps_rows;
     const std::int64_t rows = keeps ? base::round_up(kept.rows, device::kRowStep) : stat_rows_, first = kept.first;
-    const RowsLayout at(problem_, config_, rows);
-    void* memory = keeps ? kept.memory : Workspace::at<void>(workspace, rows_offset_);
+    const StatisticsLayout at(problem_, config_, rows);
+    void* memory = keeps ? kept.memory : Workspace::at<void>(workspace, statistics_offset_);
     args.stat_rows = static_cast<int>(rows);
     const std::int64_t first_stat = kept.stream * at.stream_rows + first;
     args.attention.lse2.data = Workspace::at<float>(memory, at.lse2) + first_stat;
@@ -227,7 +189,7 @@ class BackwardSm90 : public GpuExecutable {
                  .other_stream = static_cast<int>((kept.stream == 0 ? at.stream_rows : -at.stream_rows) / device::kRowStep)};
   }
   std::int64_t task_heads() const { return problem_.group_size / config_.group_tasks; }
-  bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
+  bool uses_tables() const { return mask_.is_list(); }
   bool reproducible() const { return problem_.attention.determinism == Determinism::reproducible; }
 
   /// Gradients of parameters that need portable passes, with the same statistics; then conversion to the caller's tensors.
@@ -241,7 +203,6 @@ class BackwardSm90 : public GpuExecutable {
   }
 
   problem::Problem problem_;
-  int device_;
   ReadPlan read_plan_;
   Chosen<Sm90BackwardConfig> choice_;
   Sm90BackwardConfig config_;
@@ -251,16 +212,14 @@ class BackwardSm90 : public GpuExecutable {
   GroupSums group_sums_;
   ParamGradients gradients_;
   ReadPasses reads_;
-  std::optional<CollectSm90> collect_;
+  std::vector<GradientPassSm90> passes_;
   std::optional<MeasureSm80> measure_;  ///< for reads_, whose kernels round scores differently
-  std::vector<PairsSm90> pairs_;
-  std::optional<RowsSm90> rows_;
   std::int64_t stat_rows_ = 0;
-  std::size_t rows_offset_ = 0;  ///< of what RowsLayout says, where rows are not kept
-  std::size_t kept_hash_ = 0;    ///< where they are: parts must share the kernel that converts dq
+  std::size_t statistics_offset_ = 0;  ///< in the workspace, where parts do not keep rows
+  std::size_t kept_hash_ = 0;          ///< where they do: parts must share the kernel that converts dq
   Sm90Schedule schedule_{};
   unsigned grid_ = 1, shared_bytes_ = 0;
-  jit::Kernel kernel_, prepare_, convert_;
+  jit::KernelHandle kernel_, prepare_, convert_;
 };
 
 std::optional<std::string> refuses_backward_sm90(const problem::Problem& p) {
@@ -272,8 +231,6 @@ std::optional<std::string> refuses_backward_sm90(const problem::Problem& p) {
   const BackwardStrategy strategy = p.attention.backward;
   if (strategy != BackwardStrategy::automatic && strategy != BackwardStrategy::fused)
     return base::join("has no ", to_string(strategy), " backward");
-  if (p.attention.determinism == Determinism::reproducible && sm90_mask(p).tiles == Sm90Tiles::list)
-    return "tiles of this mask add to dq in any order, which is not reproducible";
   return std::nullopt;
 }
 
@@ -298,11 +255,16 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
 
 Design design_backward_sm90(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_backward_sm90(p)) return Design::refused(*std::move(reason));
+  const HopperProblem problem(p);
+  if (p.attention.determinism == Determinism::reproducible && problem.mask.is_list())
+    return Design::refused("tiles of this mask add to dq in any order, which is not reproducible");
   const ReadPlan plan = sm90_read_plan(p);
-  const auto choice = sm90_backward_choice(p, plan, facts.name);
+  const auto choice = sm90_backward_choice(problem, plan, facts.name);
   if (!choice) return Design::refused("no tile fits shared memory");
   if (auto reason = refuses(p, facts, plan, choice->config)) return Design::refused(*std::move(reason));
-  return {.make = [p, facts, plan, choice = *choice] { return std::make_unique<BackwardSm90>(p, facts, plan, choice); }};
+  return {.make = [p, mask = problem.mask, facts, plan, choice = *choice] {
+    return std::make_unique<BackwardSm90>(HopperProblem(p, mask), facts, plan, choice);
+  }};
 }
 
 std::vector<Family> families_backward_sm90(const problem::Problem& p, const driver::DeviceFacts&) {
@@ -311,11 +273,12 @@ std::vector<Family> families_backward_sm90(const problem::Problem& p, const driv
   return {family};
 }
 
-/// Then kernels that rarely evaluate the mask at single pairs take the band from their arguments.
-bool mask_is_band(const problem::Problem& p) { return p.has_mask() && sm90_mask(p).tiles != Sm90Tiles::list; }
+/// Is the mask a band? Kernels that seldom evaluate it at single pairs then take its limits from their arguments.
+bool mask_is_band(const HopperProblem& problem) { return problem.problem.has_mask() && !problem.mask.is_list(); }
 
-jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
-  jit::KernelSource source{.stem = kernel, .entry = kernel, .constants = sm90_constants(p), .score = score, .arch = {}};
+jit::KernelSource source_of(const HopperProblem& problem, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
+  const problem::Problem& p = problem.problem;
+  jit::KernelSource source{.stem = kernel, .constants = sm90_constants(problem), .score = score};
   config.set(source.constants);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
   source.constants.set("kReproducible", p.attention.determinism == Determinism::reproducible).set("kCollects", config.collects);
@@ -327,8 +290,9 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 
 const Candidate backward_sm90{.pass = Pass::backward, .design = design_backward_sm90, .families = families_backward_sm90};
 
-jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, sm90_backward_variant(p).kernel,
+jit::KernelSource backward_sm90_source(const HopperProblem& problem, const Sm90BackwardConfig& config) {
+  const problem::Problem& p = problem.problem;
+  return source_of(problem, config, sm90_backward_variant(p).kernel,
                    emit_score(p, {.lines = config.lines,
                                   .pairs = true,
                                   .tiles = config.tiles,
@@ -336,29 +300,27 @@ jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90Back
                                   .tanh = true,
                                   .bins = config.bins,
                                   .reads = config.reads,
-                                  .band = sm90_mask(p).tiles != Sm90Tiles::list}));
+                                  .band = !problem.mask.is_list()}));
 }
-jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
+jit::KernelSource backward_prepare_sm90_source(const HopperProblem& problem, const Sm90BackwardConfig& config) {
+  const problem::Problem& p = problem.problem;
   jit::KernelSource source{.stem = "backward_prepare_sm90",
-                           .entry = "backward_prepare_sm90",
                            .constants = attention_constants(p),
-                           .score = emit_score(p, {.lines = config.lines, .band = mask_is_band(p)}),
-                           .arch = {}};
+                           .score = emit_score(p, {.lines = config.lines, .band = mask_is_band(problem)})};
   source.constants.set("kBlockQ", config.block_q).set("kReproducible", p.attention.determinism == Determinism::reproducible);
-  source.constants.set("kMaskIsBand", mask_is_band(p)).set("kKeepsRows", p.keeps_rows);
+  source.constants.set("kMaskIsBand", mask_is_band(problem)).set("kKeepsRows", p.keeps_rows);
   return source;
 }
-// Without a mask it depends on little of the problem, so that most calls share it.
-jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
+// Without a mask this source depends on little of the problem, so most calls share one kernel.
+jit::KernelSource backward_convert_sm90_source(const HopperProblem& problem, const Sm90BackwardConfig& config) {
+  const problem::Problem& p = problem.problem;
   problem::Problem alike = p;
   alike.whole_keys = false;
   const bool cuts_tiles = p.has_mask() || p.ragged_kv();
   jit::KernelSource source{.stem = "backward_convert_sm90",
-                           .entry = "backward_convert_sm90",
                            .constants = attention_constants(alike),
-                           .score = slope_has_unit(p) || cuts_tiles ? emit_score(p, {.band = mask_is_band(p)}) : emit_sink(p, true),
-                           .arch = {}};
-  source.constants.set("kBlockQ", config.block_q).set("kMaskIsBand", mask_is_band(p)).set("kKeepsRows", p.keeps_rows);
+                           .score = slope_has_unit(p) || cuts_tiles ? emit_score(p, {.band = mask_is_band(problem)}) : emit_sink(p, true)};
+  source.constants.set("kBlockQ", config.block_q).set("kMaskIsBand", mask_is_band(problem)).set("kKeepsRows", p.keeps_rows);
   return source;
 }
 

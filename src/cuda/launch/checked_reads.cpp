@@ -19,7 +19,7 @@ class CheckedReads : public WrappedPass {
   CheckedReads(const problem::Problem& problem, std::unique_ptr<GpuExecutable> pass) : WrappedPass(problem, std::move(pass)) {
     first_offset_ = workspace_.reserve(sizeof(unsigned long long));
     read_offset_ = workspace_.reserve(sizeof(device::OutsideRead));
-    sources_.push_back(outside_reads_source(problem));
+    find_ = kernels_.add(outside_reads_source(problem));
   }
 
   void describe(Explanation& e) const override {
@@ -55,9 +55,9 @@ class CheckedReads : public WrappedPass {
   }
 
   void find(const device::OutsideArgs& args, Stream stream) const {
-    constexpr std::int64_t most_blocks = 1 << 20;  // each takes many rows where there are more
+    constexpr std::int64_t most_blocks = 1 << 20;  // a block loops over rows where there are more
     const auto blocks = static_cast<unsigned>(std::min(p_.batch * p_.heads_q * p_.seqlen_q, most_blocks));
-    kernels_[0].launch({.grid_x = blocks, .threads = 256}, args, stream);
+    find_->launch({.grid_x = blocks, .threads = 256}, args, stream);
   }
 
   template <class T>
@@ -70,6 +70,7 @@ class CheckedReads : public WrappedPass {
   }
 
   std::size_t first_offset_ = 0, read_offset_ = 0;
+  jit::KernelHandle find_;
 };
 
 }  // namespace
@@ -80,11 +81,7 @@ std::unique_ptr<GpuExecutable> with_checked_reads(const problem::Problem& proble
 }
 
 jit::KernelSource outside_reads_source(const problem::Problem& p) {
-  return {.stem = "outside_reads",
-          .entry = "outside_reads",
-          .constants = attention_constants(p),
-          .score = emit_score(p) + emit_outside_reads(p),
-          .arch = {}};
+  return {.stem = "outside_reads", .constants = attention_constants(p), .score = emit_score(p) + emit_outside_reads(p)};
 }
 
 }  // namespace foveal::cuda

@@ -14,11 +14,9 @@ namespace {
 class ForwardSm80 : public GpuExecutable {
  public:
   ForwardSm80(const problem::Problem& problem, const Chosen<Sm80Config>& choice)
-      : problem_(problem), pass_(problem, Sm80Kernel::forward, choice, forward_sm80_source(problem, choice.config), workspace_) {
-    sources_ = pass_.sources();
-  }
-
-  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override { pass_.load(images.data(), problem_.device.index); }
+      : GpuExecutable(problem.device.index),
+        problem_(problem),
+        pass_(problem, Sm80Kernel::forward, choice, forward_sm80_source(problem, choice.config), workspace_, kernels_) {}
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   std::string kernel() const override { return base::join("cuda.sm80.", to_string(problem_.dtype), ".forward"); }
@@ -34,7 +32,7 @@ class ForwardSm80 : public GpuExecutable {
   }
 
   void run(const problem::Buffers& buffers, void* workspace, Stream stream) const override {
-    const driver::Current current(problem_.device.index);
+    const driver::Current current(device_);
     device::AttentionArgs args = attention_args(problem_, buffers);
     pass_.place(args, workspace, stream);
     pass_.launch(args, args.tiles_q * problem_.heads_q * problem_.batch, stream);
@@ -69,11 +67,7 @@ std::vector<Family> families_forward_sm80(const problem::Problem& p, const drive
 const Candidate forward_sm80{.pass = Pass::forward, .design = design_forward_sm80, .families = families_forward_sm80};
 
 jit::KernelSource forward_sm80_source(const problem::Problem& problem, const Sm80Config& config) {
-  jit::KernelSource source{.stem = sm80_stem(Sm80Kernel::forward),
-                           .entry = sm80_stem(Sm80Kernel::forward),
-                           .constants = attention_constants(problem),
-                           .score = emit_score(problem),
-                           .arch = {}};
+  jit::KernelSource source{.stem = sm80_stem(Sm80Kernel::forward), .constants = attention_constants(problem), .score = emit_score(problem)};
   config.set(source.constants);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem, Sm80Kernel::forward)));
   return source;

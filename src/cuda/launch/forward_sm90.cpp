@@ -17,29 +17,34 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr int splits_of_warp = 8;  ///< when merged: more are shared with other warps
+constexpr int splits_of_warp = 8;  ///< that one warp merges; several warps share a row with more
+
+struct ForwardSources {
+  jit::KernelSource forward;
+  std::optional<jit::KernelSource> merge{};  ///< of the splits of rows
+};
 
 /// The length-independent part of a design, shared while a KV cache grows.
 struct SharedDesign {
   Sm90Tiles tiles;
-  std::optional<Chosen<Sm90ForwardConfig>> choice;  ///< none: kernels for many queries, whose choice looks at lengths
-  std::vector<jit::KernelSource> whole, split;      ///< the kernels for tasks on all keys and on parts of them
-  std::vector<float> numbers;                       ///< of these
+  std::optional<Chosen<Sm90ForwardConfig>> choice;  ///< none where the kernel for many queries runs, whose choice depends on lengths
+  ForwardSources whole{}, split{};                  ///< without and with split-KV
+  std::vector<float> numbers{};                     ///< Problem::numbers of these sources
 };
 
-std::vector<jit::KernelSource> kernels_for(const problem::Problem& p, const Sm90ForwardConfig& config) {
-  std::vector<jit::KernelSource> sources{forward_sm90_source(p, config)};
-  if (config.split_kv) sources.push_back(merge_splits_sm90_source(p));
+ForwardSources sources_of(const HopperProblem& problem, const Sm90ForwardConfig& config) {
+  ForwardSources sources{forward_sm90_source(problem, config)};
+  if (config.split_kv) sources.merge = merge_splits_sm90_source(problem.problem);
   return sources;
 }
 
-/// Of a plan, whose other kernels add their own.
+/// The problem of a plan with its own copy of a shared design's numbers, to which the plan's other kernels add theirs.
 problem::Problem with_numbers_of(const std::shared_ptr<const SharedDesign>& design, problem::Problem problem) {
   if (design) problem.numbers = std::make_shared<std::vector<float>>(design->numbers);
   return problem;
 }
 
-/// Does a program know nothing of the places that it reads from where lengths change?
+/// Do a program's reads stay at the same elements when lengths change? Their indices may then depend on batch and head only.
 bool reads_follow_heads(const scoring::Program& program) {
   constexpr std::uint8_t places = scoring::depends_q | scoring::depends_kv | scoring::depends_score;
   for (const scoring::Instr& instr : program.code)
@@ -48,8 +53,8 @@ bool reads_follow_heads(const scoring::Program& program) {
   return true;
 }
 
-/// The problem with its keys rounded up to a power of two, which stands for all shorter ones. Where queries come after
-/// the keys of a cache, their offset moves along.
+/// The problem with the number of keys rounded up to a power of two; its kernels also serve all shorter ones. If the queries follow the
+/// keys of a cache, their offset grows by as much.
 problem::Problem any_length(const problem::Problem& p) {
   problem::Problem any = p;
   any.any_length = true;
@@ -61,20 +66,21 @@ problem::Problem any_length(const problem::Problem& p) {
   return any;
 }
 
-SharedDesign design_of(const problem::Problem& any, const std::string& device) {
-  SharedDesign design{sm90_mask(any).tiles, sm90_forward_choice(any, device), {}, {}, {}};
+SharedDesign design_of(const HopperProblem& any, const std::string& device) {
+  SharedDesign design{.tiles = any.mask.tiles, .choice = sm90_forward_choice(any, device)};
   if (design.choice && !design.choice->config.is_decode()) design.choice.reset();
   if (!design.choice) return design;
   Sm90ForwardConfig config = design.choice->config;
-  design.whole = kernels_for(any, config);
+  design.whole = sources_of(any, config);
   config.split_kv = true;
-  design.split = kernels_for(any, config);
-  design.numbers = *any.numbers;
+  design.split = sources_of(any, config);
+  design.numbers = *any.problem.numbers;
   return design;
 }
 
-/// The design that a problem shares with those of other lengths; null where kernels may depend on lengths.
-std::shared_ptr<const SharedDesign> shared_design(const problem::Problem& p, const std::string& device) {
+/// The design that a problem shares with problems of other lengths, or null if its kernels may depend on lengths.
+std::shared_ptr<const SharedDesign> shared_design(const HopperProblem& problem, const std::string& device) {
+  const problem::Problem& p = problem.problem;
   constexpr std::int64_t most_queries = 128;
   if (p.seqlen_q >= most_queries || p.ragged_kv() || p.part || !reads_follow_heads(p.score->forward) || !reads_follow_heads(p.score->mask))
     return nullptr;
@@ -83,10 +89,10 @@ std::shared_ptr<const SharedDesign> shared_design(const problem::Problem& p, con
   const problem::Problem any = any_length(p);
   const std::string key = base::join(device, " | ", tuned ? tuned->config : "", " | ", problem::key_of(any), " | ", any.score->text);
   auto design = designs.find_or_make(key, [&] { return design_of(any, device); });
-  return design->choice && design->tiles == sm90_mask(p).tiles ? design : nullptr;
+  return design->choice && design->tiles == problem.mask.tiles ? design : nullptr;
 }
 
-/// Lengths that only the device knows end tasks early: rounds even out.
+/// In packed batches only the device knows where sequences end: tasks that stop early even out over the rounds of a persistent grid.
 const Sm90ScheduleCosts& schedule_costs_of(const problem::Problem& p, const Sm90ForwardConfig& config) {
   if (p.varlen) return schedule_costs::forward;
   if (config.query_stages == 1) return schedule_costs::forward_one_buffer;
@@ -95,16 +101,16 @@ const Sm90ScheduleCosts& schedule_costs_of(const problem::Problem& p, const Sm90
 
 class ForwardSm90 : public GpuExecutable {
  public:
-  ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::shared_ptr<const SharedDesign>& shared,
+  ForwardSm90(const HopperProblem& problem, const driver::DeviceFacts& facts, const std::shared_ptr<const SharedDesign>& shared,
               const Chosen<Sm90ForwardConfig>& choice)
-      : problem_(with_numbers_of(shared, problem)),
-        device_(problem.device.index),
+      : GpuExecutable(problem.problem.device.index),
+        problem_(problem.problem),
         choice_(choice),
         config_(choice_.config),
-        mask_(sm90_mask(problem)),
+        mask_(problem.mask),
         tables_(problem_, config_.queries(), config_.block_kv, false, workspace_) {
     const problem::Problem& p = problem_;
-    kv_splits_ = sm90_kv_splits(p, config_, facts.multiprocessors);
+    kv_splits_ = sm90_kv_splits(problem, config_, facts.multiprocessors);
     config_.split_kv = kv_splits_.value > 1;
     if (config_.split_kv) {
       split_rows_ = (p.varlen ? p.total_q : p.batch * p.seqlen_q) * p.heads_q;
@@ -124,22 +130,17 @@ class ForwardSm90 : public GpuExecutable {
                               schedule_costs_of(p, config_), {facts.multiprocessors, facts.l2_bytes});
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
-    sources_ = !shared ? kernels_for(p, config_) : config_.split_kv ? shared->split : shared->whole;
-    if (uses_tables()) sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
-  }
-
-  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
-    kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
-    if (config_.split_kv) merge_ = jit::Kernel(images[1], device_, 0);
-    if (!uses_tables()) return;
-    tables_.load(images.data() + images.size() - tables_.sources().size(), device_);  // the last ones
-    tables_.upload(device_);
+    ForwardSources sources = !shared ? sources_of(problem, config_) : config_.split_kv ? shared->split : shared->whole;
+    kernel_ = kernels_.add_main(std::move(sources.forward), shared_bytes_);
+    if (config_.split_kv) merge_ = kernels_.add(*std::move(sources.merge));
+    if (uses_tables()) tables_.add_to(kernels_);
   }
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   std::string kernel() const override {
-    return base::join("cuda.sm90.", to_string(problem_.dtype), ".forward", config_.packed_heads > 1 ? ".packed" : "",
-                      config_.split_kv ? ".split" : "", problem_.paged ? ".paged" : "", problem_.spread ? ".spread" : "");
+    return base::join("cuda.sm90.", to_string(problem_.dtype), config_.is_decode() ? ".decode" : ".forward",
+                      config_.packed_heads > 1 ? ".packed" : "", config_.split_kv ? ".split" : "", problem_.paged ? ".paged" : "",
+                      problem_.spread ? ".spread" : "");
   }
 
   void describe(Explanation& e) const override {
@@ -149,7 +150,7 @@ class ForwardSm90 : public GpuExecutable {
     e.schedule.block_q = config_.queries(), e.schedule.block_kv = config_.block_kv, e.schedule.team = "CTA";
     e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.queries() * config_.block_kv * 2.0 *
               static_cast<double>(problem_.head_dim + problem_.head_dim_v);
-    const jit::Facts& facts = kernel_.image().facts;
+    const jit::Facts& facts = kernel_->image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
     e.details.emplace_back("configuration", choice_.why);
     e.details.emplace_back("tasks", schedule_.text());
@@ -191,33 +192,32 @@ class ForwardSm90 : public GpuExecutable {
                                  .shared_bytes = shared_bytes_,
                                  .programmatic = config_.is_decode()};
     if (p.spread) {
-      kernel_.launch(shape, sm90_spread_args(args, buffers, keys, box_keys(), config_.block_kv), stream);
+      kernel_->launch(shape, sm90_spread_args(args, buffers, keys, box_keys(), config_.block_kv), stream);
     } else {
-      kernel_.launch(shape, args, stream);
+      kernel_->launch(shape, args, stream);
     }
     if (!config_.split_kv) return;
     const std::int64_t warps = p.seqlen_q * p.heads_q * merge_warps();
-    merge_.launch({.grid_x = static_cast<unsigned>((warps + device::kMergeWarps - 1) / device::kMergeWarps),
-                   .grid_y = static_cast<unsigned>(p.batch),
-                   .threads = 32 * device::kMergeWarps,
-                   .programmatic = true},
-                  args, stream);
+    merge_->launch({.grid_x = static_cast<unsigned>((warps + device::kMergeWarps - 1) / device::kMergeWarps),
+                    .grid_y = static_cast<unsigned>(p.batch),
+                    .threads = 32 * device::kMergeWarps,
+                    .programmatic = true},
+                   args, stream);
   }
 
  private:
-  bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
+  bool uses_tables() const { return mask_.is_list(); }
   int merge_warps() const {
     const int wanted = std::clamp(kv_splits_.value / splits_of_warp, 1, device::kMergeWarps);
     return static_cast<int>(std::bit_floor(static_cast<unsigned>(wanted)));
   }
-  /// Rows that come with one load: device::kBoxRows.
+  /// Keys that one TMA load brings (device::kBoxRows).
   int box_keys() const {
     const std::int64_t together = problem_.spread ? Part::key_range_unit : problem_.paged ? problem_.page_size() : config_.block_kv;
     return static_cast<int>(std::gcd(together, std::int64_t{config_.block_kv}));
   }
 
   problem::Problem problem_;
-  int device_;
   Chosen<Sm90ForwardConfig> choice_;
   Sm90ForwardConfig config_;
   Sm90Mask mask_;
@@ -228,7 +228,7 @@ class ForwardSm90 : public GpuExecutable {
   std::int64_t split_rows_ = 0;
   std::size_t split_out_offset_ = 0, split_softmax_offset_ = 0, split_exponent_offset_ = 0;
   unsigned shared_bytes_ = 0;
-  jit::Kernel kernel_, merge_;
+  jit::KernelHandle kernel_, merge_;
 };
 
 std::optional<std::string> refuses_forward_sm90(const problem::Problem& p) {
@@ -240,14 +240,17 @@ std::optional<std::string> refuses_forward_sm90(const problem::Problem& p) {
 
 Design design_forward_sm90(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_forward_sm90(p)) return Design::refused(*std::move(reason));
-  const auto shared = shared_design(p, facts.name);
-  const auto choice = shared ? shared->choice : sm90_forward_choice(p, facts.name);
+  const HopperProblem problem(p);
+  const auto shared = shared_design(problem, facts.name);
+  const auto choice = shared ? shared->choice : sm90_forward_choice(problem, facts.name);
   if (!choice) return Design::refused("no tile fits shared memory");
   const std::size_t needed = choice->config.shared_bytes(p);
   if (needed > facts.shared_bytes_per_block)
     return Design::refused(base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block));
   if (auto reason = TileTables::refuses(p, choice->config.queries(), choice->config.block_kv)) return Design::refused(*std::move(reason));
-  return {.make = [p, facts, shared, choice = *choice] { return std::make_unique<ForwardSm90>(p, facts, shared, choice); }};
+  return {.make = [p = with_numbers_of(shared, p), mask = problem.mask, facts, shared, choice = *choice] {
+    return std::make_unique<ForwardSm90>(HopperProblem(p, mask), facts, shared, choice);
+  }};
 }
 
 std::vector<Family> families_forward_sm90(const problem::Problem& p, const driver::DeviceFacts&) {
@@ -261,33 +264,27 @@ std::vector<Family> families_forward_sm90(const problem::Problem& p, const drive
 const Candidate forward_sm90{
     .pass = Pass::forward, .design = design_forward_sm90, .families = families_forward_sm90, .reads_pages = true, .reads_bytes = true};
 
-jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
+jit::KernelSource forward_sm90_source(const HopperProblem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{.stem = config.kernel(),
-                           .entry = config.kernel(),
                            .constants = sm90_constants(problem),
-                           .score = emit_score(problem, {.lines = config.lines,
-                                                         .row_values = config.row_values,
-                                                         .pairs = config.consumers == 2 && config.packed_heads == 1,
-                                                         .tiles = config.tiles,
-                                                         .tables = config.tables,
-                                                         .tanh = true,
-                                                         .band = sm90_mask(problem).tiles != Sm90Tiles::list,
-                                                         .raw_offsets = config.raw_offsets,
-                                                         .offsets_first = config.offsets_first,
-                                                         .offset_columns = config.offset_steps > 0,
-                                                         .several_heads = config.packed_heads > 1}),
-                           .arch = {}};
+                           .score = emit_score(problem.problem, {.lines = config.lines,
+                                                                 .row_values = config.row_values,
+                                                                 .pairs = config.consumers == 2 && config.packed_heads == 1,
+                                                                 .tiles = config.tiles,
+                                                                 .tables = config.tables,
+                                                                 .tanh = true,
+                                                                 .band = !problem.mask.is_list(),
+                                                                 .raw_offsets = config.raw_offsets,
+                                                                 .offsets_first = config.offsets_first,
+                                                                 .offset_columns = config.offset_steps > 0,
+                                                                 .several_heads = config.packed_heads > 1})};
   config.set(source.constants);
-  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem)));
+  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem.problem)));
   return source;
 }
 
 jit::KernelSource merge_splits_sm90_source(const problem::Problem& problem) {
-  return {.stem = "merge_splits_sm90",
-          .entry = "merge_splits_sm90",
-          .constants = attention_constants(problem),
-          .score = emit_sink(problem, false),
-          .arch = {}};
+  return {.stem = "merge_splits_sm90", .constants = attention_constants(problem), .score = emit_sink(problem, false)};
 }
 
 }  // namespace foveal::cuda

@@ -9,7 +9,7 @@ namespace foveal::cuda {
 
 extern const Candidate forward_sm90;
 
-jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config);
+jit::KernelSource forward_sm90_source(const HopperProblem& problem, const Sm90ForwardConfig& config);
 jit::KernelSource merge_splits_sm90_source(const problem::Problem& problem);
 
 }  // namespace foveal::cuda

@@ -42,13 +42,13 @@ class GatherPages : public WrappedPass {
       of_page_offset_ = workspace_.reserve(static_cast<std::size_t>(p_.pages()) * sizeof(device::PageUses));
       used_offset_ = workspace_.reserve(sizeof(int));
     }
-    sources_.push_back(gather_source(p_.k)), sources_.push_back(gather_source(p_.v));
+    gather_k_ = kernels_.add(gather_source(p_.k)), gather_v_ = kernels_.add(gather_source(p_.v));
     if (!sums()) return;
     jit::Constants list, sum;
     list.set_type("SeqlenKvIndex", lengths_type());
     sum.set_type("Element", element_type(p_.dtype)).set_type("Wide", element_type(wide_of(p_.dtype)));
-    sources_.push_back({.stem = "list_page_uses", .entry = "list_page_uses", .constants = list, .score = {}, .arch = {}});
-    sources_.push_back({.stem = "sum_pages", .entry = "sum_pages", .constants = sum, .score = {}, .arch = {}});
+    list_uses_ = kernels_.add({.stem = "list_page_uses", .constants = list});
+    sum_ = kernels_.add({.stem = "sum_pages", .constants = sum});
   }
 
   std::string kernel() const override { return pass_->kernel() + ".gathered"; }
@@ -62,13 +62,13 @@ class GatherPages : public WrappedPass {
     const driver::Current current(p_.device.index);
     planning::OwnBuffers buffers(given);
     planning::place_gathered(gathered_, Workspace::at<void>(workspace, rows_offset_), *buffers);
-    gather(kernels_[0], p_.k, args_of(given, given.k, buffers->k, workspace), stream);
-    gather(kernels_[1], p_.v, args_of(given, given.v, buffers->v, workspace), stream);
+    gather(*gather_k_, p_.k, args_of(given, given.k, buffers->k, workspace), stream);
+    gather(*gather_v_, p_.v, args_of(given, given.v, buffers->v, workspace), stream);
     pass_->run(*buffers, workspace, stream);
     if (!sums()) return;
     const device::PagesArgs lists = args_of(given, {}, {}, workspace);
     driver::fill(lists.used, 0, sizeof(int), stream);
-    kernels_[2].launch({.grid_x = static_cast<unsigned>((p_.pages() + threads / 32 - 1) / (threads / 32)), .threads = threads}, lists,
+    list_uses_->launch({.grid_x = static_cast<unsigned>((p_.pages() + threads / 32 - 1) / (threads / 32)), .threads = threads}, lists,
                        stream);
     if (p_.dk.present) sum(args_of(given, given.dk, buffers->dk, workspace), stream);
     if (p_.dv.present) sum(args_of(given, given.dv, buffers->dv, workspace), stream);
@@ -87,7 +87,7 @@ class GatherPages : public WrappedPass {
         .set("kElementBytes", bytes)
         .set_type("SeqlenKvIndex", lengths_type())
         .set("kZerosTo", static_cast<int>(rows_multiple));
-    return {.stem = "gather_pages", .entry = "gather_pages", .constants = constants, .score = {}, .arch = {}};
+    return {.stem = "gather_pages", .constants = constants};
   }
 
   device::PagesArgs args_of(const problem::Buffers& given, const TensorView& pool, const TensorView& rows, void* workspace) const {
@@ -123,13 +123,13 @@ class GatherPages : public WrappedPass {
 
   void sum(const device::PagesArgs& args, Stream stream) const {
     const std::int64_t elements = std::int64_t{args.page_size} * args.heads * args.dim;
-    kernels_[3].launch(
-        {.grid_x = static_cast<unsigned>(args.pages), .grid_y = ctas(elements, threads * pieces_of_a_thread), .threads = threads}, args,
-        stream);
+    sum_->launch({.grid_x = static_cast<unsigned>(args.pages), .grid_y = ctas(elements, threads * pieces_of_a_thread), .threads = threads},
+                 args, stream);
   }
 
   problem::Problem gathered_;
   std::size_t rows_offset_ = 0, uses_offset_ = 0, of_page_offset_ = 0, used_offset_ = 0;
+  jit::KernelHandle gather_k_, gather_v_, list_uses_, sum_;
 };
 
 }  // namespace

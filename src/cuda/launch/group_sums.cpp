@@ -9,7 +9,7 @@
 #include "cuda/launch/attention_args.h"
 
 namespace foveal::cuda {
-GroupSums::GroupSums(const problem::Problem& p, const Sm90BackwardConfig& config, Workspace& workspace)
+GroupSums::GroupSums(const problem::Problem& p, const Sm90BackwardConfig& config, Workspace& workspace, jit::KernelSet& kernels)
     : packed_(p.varlen), batch_(p.batch), heads_(p.heads_kv), longest_(p.seqlen_kv) {
   if (config.group_tasks == 1) return;
   FOVEAL_CHECK(device::kRowStep % config.task_keys() == 0, "tasks write beyond the end of a sequence");
@@ -21,21 +21,14 @@ GroupSums::GroupSums(const problem::Problem& p, const Sm90BackwardConfig& config
     constants.set("kColumns", static_cast<int>(dim));
     const std::int64_t of_head = keys / device::GroupSumShape::rows * device::GroupSumShape(static_cast<int>(dim)).floats;
     const auto bytes = static_cast<std::size_t>((packed_ ? 1 : batch_) * heads_ * of_head) * sizeof(float);
-    sums_.push_back({gradient, constants, of_head, workspace.reserve(bytes), bytes});
+    sums_.push_back({.gradient = gradient,
+                     .of_head = of_head,
+                     .offset = workspace.reserve(bytes),
+                     .bytes = bytes,
+                     .kernel = kernels.add({.stem = "group_sums_sm90", .constants = constants})});
   };
   add(p.dk.present, &device::AttentionArgs::dk, p.head_dim);
   add(p.dv.present, &device::AttentionArgs::dv, p.head_dim_v);
-}
-
-std::vector<jit::KernelSource> GroupSums::sources() const {
-  std::vector<jit::KernelSource> sources;
-  for (const Sum& sum : sums_)
-    sources.push_back({.stem = "group_sums_sm90", .entry = "group_sums_sm90", .constants = sum.constants, .score = {}, .arch = {}});
-  return sources;
-}
-
-void GroupSums::load(const std::shared_ptr<const jit::Image>* images, int device) {
-  for (Sum& sum : sums_) sum.kernel = jit::Kernel(*images++, device, 0);
 }
 
 device::Tensor GroupSums::tensor(const Sum& sum, void* workspace) const {
@@ -54,11 +47,11 @@ void GroupSums::begin(device::AttentionArgs& args, void* workspace, Stream strea
 
 void GroupSums::finish(const device::AttentionArgs& args, void* workspace, Stream stream) const {
   for (const Sum& sum : sums_)
-    sum.kernel.launch({.grid_x = static_cast<unsigned>(base::divide_up(longest_, device::GroupSumShape::rows)),
-                       .grid_y = static_cast<unsigned>(heads_),
-                       .grid_z = static_cast<unsigned>(batch_),
-                       .threads = device::kConvertThreads},
-                      device::GroupSumsArgs{args, tensor(sum, workspace), args.*sum.gradient}, stream);
+    sum.kernel->launch({.grid_x = static_cast<unsigned>(base::divide_up(longest_, device::GroupSumShape::rows)),
+                        .grid_y = static_cast<unsigned>(heads_),
+                        .grid_z = static_cast<unsigned>(batch_),
+                        .threads = device::kConvertThreads},
+                       device::GroupSumsArgs{args, tensor(sum, workspace), args.*sum.gradient}, stream);
 }
 
 }  // namespace foveal::cuda

@@ -1,11 +1,10 @@
 #pragma once
-// Gradients of keys and values to which several tasks add, as the query heads of a group are split among them: fp32 sums in the workspace,
-// cleared before the backward kernel and written to the caller's tensors after it.
-#include <memory>
+// fp32 sums of dk and dv for backward kernels in which several tasks share the query heads of a kv head and add to its gradients. The sums
+// lie in the workspace; they are cleared before the backward kernel and converted to the caller's tensors after it.
 #include <vector>
 
 #include "cuda/device/args.cuh"
-#include "cuda/jit/kernel.h"
+#include "cuda/jit/kernel_set.h"
 #include "cuda/launch/workspace.h"
 #include "cuda/tune/sm90.h"
 #include "problem/problem.h"
@@ -14,13 +13,10 @@ namespace foveal::cuda {
 
 class GroupSums {
  public:
-  /// Reserves nothing and has no sources where one task has all query heads of a group.
-  GroupSums(const problem::Problem& problem, const Sm90BackwardConfig& config, Workspace& workspace);
+  /// Empty, without workspace or kernels, where one task has all query heads of a group.
+  GroupSums(const problem::Problem& problem, const Sm90BackwardConfig& config, Workspace& workspace, jit::KernelSet& kernels);
 
-  std::vector<jit::KernelSource> sources() const;
-  void load(const std::shared_ptr<const jit::Image>* images, int device);
-
-  /// Clears the sums, and has the backward kernel add to them.
+  /// Clears the sums and sets them as the dk and dv that the backward kernel adds to.
   void begin(device::AttentionArgs& args, void* workspace, Stream stream) const;
   /// args: with the caller's tensors.
   void finish(const device::AttentionArgs& args, void* workspace, Stream stream) const;
@@ -28,10 +24,9 @@ class GroupSums {
  private:
   struct Sum {
     device::Tensor device::AttentionArgs::*gradient;
-    jit::Constants constants;
     std::int64_t of_head;  ///< floats
     std::size_t offset, bytes;
-    jit::Kernel kernel{};
+    jit::KernelHandle kernel;
   };
   device::Tensor tensor(const Sum& sum, void* workspace) const;
 

@@ -71,8 +71,9 @@ class NarrowIndices : public WrappedPass {
       constants.set_type("Index", from.dtype == DType::i64 ? "long long" : device_type(from.dtype))
           .set("kRank", from.rank)
           .set("kTogether", lie_together(from));
-      sources_.push_back({.stem = "narrow_indices", .entry = "narrow_indices", .constants = constants, .score = {}, .arch = {}});
-      narrowed_.push_back({i, workspace_.reserve(static_cast<std::size_t>(bytes_of(to)))});
+      narrowed_.push_back({.param = i,
+                           .offset = workspace_.reserve(static_cast<std::size_t>(bytes_of(to))),
+                           .kernel = kernels_.add({.stem = "narrow_indices", .constants = constants})});
     }
   }
 
@@ -85,8 +86,7 @@ class NarrowIndices : public WrappedPass {
   void run(const problem::Buffers& given, void* workspace, Stream stream) const override {
     const driver::Current current(p_.device.index);
     planning::OwnBuffers buffers(given);
-    for (std::size_t n = 0; n < narrowed_.size(); ++n) {
-      const Narrowed& one = narrowed_[n];
+    for (const Narrowed& one : narrowed_) {
       const problem::TensorSpec& to = narrow_.params[one.param].tensor;
       const TensorView from = given.params[one.param];
       if (lie_together(p_.params[one.param].tensor) && reinterpret_cast<std::uintptr_t>(from.data) % 16 != 0)
@@ -101,7 +101,7 @@ class NarrowIndices : public WrappedPass {
         args.from.stride[d] = from.strides[at], args.from.size[d] = static_cast<int>(from.sizes[at]), args.to_stride[d] = to.strides[at];
       }
       const std::int64_t columns = to.sizes[static_cast<std::size_t>(to.rank) - 1];
-      kernels_[n].launch({.grid_x = static_cast<unsigned>((columns + 4 * copy_threads - 1) / (4 * copy_threads)),
+      one.kernel->launch({.grid_x = static_cast<unsigned>((columns + 4 * copy_threads - 1) / (4 * copy_threads)),
                           .grid_y = static_cast<unsigned>(rows_of(to)),
                           .threads = copy_threads},
                          args, stream);
@@ -113,6 +113,7 @@ class NarrowIndices : public WrappedPass {
   struct Narrowed {
     std::size_t param;
     std::size_t offset;  ///< in the workspace
+    jit::KernelHandle kernel;
   };
 
   problem::Problem narrow_;

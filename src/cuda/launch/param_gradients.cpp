@@ -9,7 +9,7 @@
 
 namespace foveal::cuda {
 
-ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, Workspace& workspace) {
+ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, Workspace& workspace, jit::KernelSet& kernels) {
   const int bin_bits = exact_sum_bin_bits(p);
   const DType real = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   for (std::size_t i = 0; i < p.params.size(); ++i) {
@@ -26,9 +26,9 @@ ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, 
       gradient.bytes = gradient.direct ? 0 : elements * size_of(real);
     }
     gradient.offset = workspace.reserve(gradient.bytes);
-    jit::KernelSource source{.stem = "param_gradient", .entry = "param_gradient", .constants = {}, .score = {}, .arch = {}};
+    jit::KernelSource source{.stem = "param_gradient"};
     source.constants.set_type("Gradient", element_type(target.dtype)).set_type("Value", element_type(real)).set("kBinBits", bin_bits);
-    sources_.push_back(std::move(source));
+    gradient.convert = kernels.add(std::move(source));
 
     text_ += base::join(text_.empty() ? "" : "; ", p.params[i].param.name());
     if (gradient.storage == GradientStorage::zero) text_ += " zero";
@@ -39,19 +39,9 @@ ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, 
   }
 }
 
-void ParamGradients::load(const std::shared_ptr<const jit::Image>* images, int device) {
-  for (std::size_t i = 0; i < gradients_.size(); ++i) gradients_[i].convert = jit::Kernel(images[i], device, 0);
-}
-
-bool ParamGradients::collected() const {
-  for (const Gradient& gradient : gradients_)
-    if (gradient.storage == GradientStorage::exact_sums || gradient.storage == GradientStorage::stored) return true;
-  return false;
-}
-
-void ParamGradients::leave_uncleared(int param) {
+void ParamGradients::leave_uncleared(std::size_t param) {
   for (Gradient& gradient : gradients_)
-    if (static_cast<int>(gradient.param) == param) gradient.clears = false;
+    if (gradient.param == param) gradient.clears = false;
 }
 
 std::string ParamGradients::text() const { return text_; }
@@ -79,7 +69,7 @@ void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers
   }
 }
 
-/// Zeros in the caller's tensor: what no pair writes stays so.
+/// Zeros in the caller's tensor, for elements that no pair writes.
 void ParamGradients::clear(const Gradient& gradient, const problem::Buffers& buffers, Stream stream) const {
   const TensorView& view = buffers.dparams[gradient.param];
   std::int64_t dense = 1;
@@ -109,7 +99,7 @@ void ParamGradients::convert(const Gradient& gradient, const unsigned long long*
     args.size[d] = view.sizes[static_cast<std::size_t>(d)];
     args.stride[d] = view.strides[static_cast<std::size_t>(d)];
   }
-  gradient.convert.launch({.grid_x = static_cast<unsigned>(base::divide_up(gradient.elements, 256)), .threads = 256}, args, stream);
+  gradient.convert->launch({.grid_x = static_cast<unsigned>(base::divide_up(gradient.elements, 256)), .threads = 256}, args, stream);
 }
 
 }  // namespace foveal::cuda

@@ -1,9 +1,9 @@
 #pragma once
-// Gradients of parameters around the kernels that collect them: cleared sums before, conversion to the caller's tensors after.
+// Gradients of parameters, before and after the kernels that sum them: clears the sums, then converts them to the caller's tensors.
 #include <vector>
 
 #include "cuda/device/args.cuh"
-#include "cuda/jit/kernel.h"
+#include "cuda/jit/kernel_set.h"
 #include "cuda/launch/workspace.h"
 #include "cuda/tune/read_plan.h"
 #include "problem/problem.h"
@@ -12,17 +12,13 @@ namespace foveal::cuda {
 
 class ParamGradients {
  public:
-  ParamGradients(const problem::Problem& problem, const ReadPlan& plan, Workspace& workspace);
-
-  const std::vector<jit::KernelSource>& sources() const { return sources_; }
-  void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source
+  ParamGradients(const problem::Problem& problem, const ReadPlan& plan, Workspace& workspace, jit::KernelSet& kernels);
 
   bool any() const { return !gradients_.empty(); }
-  bool collected() const;    ///< some are collected by the kernel that owns tiles of queries
   std::string text() const;  ///< for explain(): `rel diagonal; slope uniform`
 
-  /// A kernel writes every element of this parameter's gradient, which then needs no zeros.
-  void leave_uncleared(int param);
+  /// For a kernel that writes every element of this parameter's gradient, so that it need not be cleared.
+  void leave_uncleared(std::size_t param);
 
   void prepare(device::AttentionArgs& args, const problem::Buffers& buffers, void* workspace, Stream stream) const;
   void finish(const device::AttentionArgs& args, const problem::Buffers& buffers, Stream stream) const;
@@ -35,14 +31,13 @@ class ParamGradients {
     std::size_t offset = 0, bytes = 0;  ///< of sums or values in the workspace
     bool direct = false;                ///< values are the caller's tensor
     bool clears = true;                 ///< before anything is added
-    jit::Kernel convert{};
+    jit::KernelHandle convert{};
   };
   void clear(const Gradient& gradient, const problem::Buffers& buffers, Stream stream) const;
   void convert(const Gradient& gradient, const unsigned long long* bins, const void* values, const problem::Buffers& buffers,
                Stream stream) const;
 
   std::vector<Gradient> gradients_;
-  std::vector<jit::KernelSource> sources_;
   std::string text_;
 };
 

@@ -9,22 +9,16 @@
 
 namespace foveal::cuda {
 PassSm80::PassSm80(const problem::Problem& p, Sm80Kernel kind, const Chosen<Sm80Config>& choice, jit::KernelSource source,
-                   Workspace& workspace)
+                   Workspace& workspace, jit::KernelSet& kernels)
     : choice_(choice),
       tables_(p, choice.config.block_q, choice.config.block_kv, kind == Sm80Kernel::dkdv, workspace),
-      sources_{std::move(source)},
-      shared_bytes_(static_cast<unsigned>(choice.config.shared_bytes(p, kind))) {
-  sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
-}
-
-void PassSm80::load(const std::shared_ptr<const jit::Image>* images, int device) {
-  kernel_ = jit::Kernel(images[0], device, shared_bytes_);
-  tables_.load(images + 1, device);
-  tables_.upload(device);
+      shared_bytes_(static_cast<unsigned>(choice.config.shared_bytes(p, kind))),
+      kernel_(kernels.add(std::move(source), shared_bytes_)) {
+  tables_.add_to(kernels);
 }
 
 void PassSm80::launch(const device::AttentionArgs& args, std::int64_t ctas, Stream stream) const {
-  kernel_.launch(
+  kernel_->launch(
       {.grid_x = static_cast<unsigned>(ctas), .threads = static_cast<unsigned>(choice_.config.threads()), .shared_bytes = shared_bytes_},
       args, stream);
 }
@@ -44,31 +38,31 @@ void PassSm80::describe(Explanation& e, const char* name, const problem::Problem
   e.details.emplace_back(base::join(name, ": configuration"), choice_.why);
 }
 
-MeasureSm80::MeasureSm80(const problem::Problem& p, std::size_t limit)
+MeasureSm80::MeasureSm80(const problem::Problem& p, std::size_t limit, jit::KernelSet& kernels)
     : config_(sm80_choice(p, Sm80Kernel::measure, limit)->config),
       shared_bytes_(static_cast<unsigned>(config_.shared_bytes(p, Sm80Kernel::measure))),
-      source_(backward_sm80_source(p, Sm80Kernel::measure, config_)) {}
+      kernel_(kernels.add(backward_sm80_source(p, Sm80Kernel::measure, config_), shared_bytes_)) {}
 
 void MeasureSm80::run(const problem::Problem& p, device::AttentionArgs args, Stream stream) const {
   args.tiles_q = static_cast<int>(base::divide_up(p.seqlen_q, config_.block_q));
   args.runs = {};  // every tile
-  kernel_.launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch),
-                  .threads = static_cast<unsigned>(config_.threads()),
-                  .shared_bytes = shared_bytes_},
-                 args, stream);
+  kernel_->launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch),
+                   .threads = static_cast<unsigned>(config_.threads()),
+                   .shared_bytes = shared_bytes_},
+                  args, stream);
 }
 
-ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, const ReadPlan& plan, Workspace& workspace) {
+ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, const ReadPlan& plan, Workspace& workspace, jit::KernelSet& kernels) {
   if (!plan.of(Collector::walk).empty()) {
     problem::Problem reads_only = p;
     reads_only.dq = {};
     const auto choice = *sm80_choice(p, Sm80Kernel::reads, limit);
-    queries_.emplace(p, Sm80Kernel::reads, choice, backward_sm80_source(reads_only, Sm80Kernel::reads, choice.config), workspace);
+    queries_.emplace(p, Sm80Kernel::reads, choice, backward_sm80_source(reads_only, Sm80Kernel::reads, choice.config), workspace, kernels);
   }
   for (const int number : plan.of(Collector::any_pairs)) {
     const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
     const auto choice = *sm80_choice(p, Sm80Kernel::pairs, limit);
-    pairs_.push_back({PassSm80(p, Sm80Kernel::pairs, choice, pairs_sm80_source(p, choice.config, number), workspace),
+    pairs_.push_back({PassSm80(p, Sm80Kernel::pairs, choice, pairs_sm80_source(p, choice.config, number), workspace, kernels),
                       (read.reads_batch ? p.batch : 1) * (read.reads_head ? p.heads_q : 1)});
   }
 }
@@ -85,22 +79,6 @@ std::optional<std::string> ReadPasses::refuses(const problem::Problem& p, std::s
     if (auto reason = TileTables::refuses(p, choice->config.block_q, choice->config.block_kv)) return reason;
   }
   return std::nullopt;
-}
-
-std::vector<jit::KernelSource> ReadPasses::sources() const {
-  std::vector<jit::KernelSource> all;
-  if (queries_) all = queries_->sources();
-  for (const Pairs& pairs : pairs_) all.insert(all.end(), pairs.pass.sources().begin(), pairs.pass.sources().end());
-  return all;
-}
-
-void ReadPasses::load(const std::shared_ptr<const jit::Image>* images, int device) {
-  const auto load_one = [&](PassSm80& pass) {
-    pass.load(images, device);
-    images += pass.sources().size();
-  };
-  if (queries_) load_one(*queries_);
-  for (Pairs& pairs : pairs_) load_one(pairs.pass);
 }
 
 void ReadPasses::run(const problem::Problem& p, device::AttentionArgs args, void* workspace, Stream stream) const {

@@ -13,12 +13,8 @@ namespace foveal::cuda {
 class PassSm80 {
  public:
   PassSm80(const problem::Problem& problem, Sm80Kernel kind, const Chosen<Sm80Config>& choice, jit::KernelSource source,
-           Workspace& workspace);
+           Workspace& workspace, jit::KernelSet& kernels);
 
-  /// The kernel, then the one that makes its tables if there is one; arch is left to the caller.
-  const std::vector<jit::KernelSource>& sources() const { return sources_; }
-  void load(const std::shared_ptr<const jit::Image>* images, int device);
-  void reserve_shared(unsigned bytes) { shared_bytes_ = std::max(shared_bytes_, bytes); }
   unsigned shared_bytes() const { return shared_bytes_; }
 
   void place(device::AttentionArgs& args, void* workspace, Stream stream) const { tables_.place(args, workspace, stream); }
@@ -29,45 +25,41 @@ class PassSm80 {
   void describe_tiles(Explanation& explanation, const problem::Problem& problem, int matmuls, int matmuls_v) const;
   /// The same, and under `name` what the compiler made of it and why it has this configuration.
   void describe(Explanation& explanation, const char* name, const problem::Problem& problem, int matmuls, int matmuls_v) const;
-  const jit::Facts& facts() const { return kernel_.image().facts; }
+  const jit::Facts& facts() const { return kernel_->image().facts; }
 
  private:
   Chosen<Sm80Config> choice_;
   TileTables tables_;
-  std::vector<jit::KernelSource> sources_;
   unsigned shared_bytes_;
-  jit::Kernel kernel_;
+  jit::KernelHandle kernel_;
 };
 
-/// Measures far rows (device/score/far_row.cuh): between what made their lse2 and largest, which it replaces, and what reads these.
+/// Measures far rows (device/score/far_row.cuh). Runs after the kernel that writes lse2 and largest, whose values for far rows it replaces,
+/// and before the kernels that read them.
 class MeasureSm80 {
  public:
-  MeasureSm80(const problem::Problem& problem, std::size_t shared_bytes_per_block);
+  MeasureSm80(const problem::Problem& problem, std::size_t shared_bytes_per_block, jit::KernelSet& kernels);
 
-  const jit::KernelSource& source() const { return source_; }
-  void load(const std::shared_ptr<const jit::Image>& image, int device) { kernel_ = jit::Kernel(image, device, shared_bytes_); }
-  /// args: with lse2, largest and delta; the gradient of the sink gets what far rows add to it.
+  /// args: with lse2, largest and delta. Adds the terms of far rows to the gradient of the sink.
   void run(const problem::Problem& problem, device::AttentionArgs args, Stream stream) const;
 
  private:
   Sm80Config config_;
   unsigned shared_bytes_;
-  jit::KernelSource source_;
-  jit::Kernel kernel_;
+  jit::KernelHandle kernel_;
 };
 
-/// The portable passes of a read plan, for any backward pass of any target: a walk over tiles of queries that needs q, k, v, dout, lse2,
-/// largest and delta but gives no dq (Collector::walk), and walks over tiles of pairs (Collector::any_pairs).
+/// The portable passes of a read plan, which follow the backward kernels of any target: the dq kernel without its dq (Collector::walk), and
+/// a kernel that owns tiles of pairs (Collector::any_pairs). They read q, k, v, dout, lse2, largest and delta.
 class ReadPasses {
  public:
-  ReadPasses(const problem::Problem& problem, std::size_t shared_bytes_per_block, const ReadPlan& plan, Workspace& workspace);
+  ReadPasses(const problem::Problem& problem, std::size_t shared_bytes_per_block, const ReadPlan& plan, Workspace& workspace,
+             jit::KernelSet& kernels);
 
   /// Why a plan's portable passes cannot run, or nothing.
   static std::optional<std::string> refuses(const problem::Problem& problem, std::size_t shared_bytes_per_block, const ReadPlan& plan);
 
   bool any() const { return queries_ || !pairs_.empty(); }
-  std::vector<jit::KernelSource> sources() const;
-  void load(const std::shared_ptr<const jit::Image>* images, int device);
   void run(const problem::Problem& problem, device::AttentionArgs args, void* workspace, Stream stream) const;
   void describe(Explanation& explanation, const problem::Problem& problem) const;
 

@@ -29,8 +29,8 @@ std::optional<std::string> refuses_layout(const char* name, const problem::Tenso
   return std::nullopt;
 }
 
-/// A map for boxes of 128 bytes of the first dimension by box[1], box[2], ... of the others; what lies outside arrives as zeros. Strides:
-/// but for the first dimension.
+/// A map for boxes of 128 bytes of the first dimension by box[1], box[2], ... of the others; elements outside the tensor arrive as zeros.
+/// strides_bytes begins with the second dimension.
 template <std::size_t rank>
 device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t, rank>& dims,
                          const std::array<std::uint64_t, rank - 1>& strides_bytes, std::array<unsigned, rank> box,
@@ -82,7 +82,7 @@ std::optional<std::string> refuses_sm90(const problem::Problem& p) {
 namespace {
 
 std::uint64_t size_in(const TensorView& view, std::size_t d) { return static_cast<std::uint64_t>(view.sizes[d]); }
-/// In bytes; a dimension of size 1 may have any.
+/// In bytes. TMA wants a multiple of 16 also where the size is 1 and the stride does not matter.
 std::uint64_t stride_in(const TensorView& view, std::size_t d) {
   return view.sizes[d] > 1 ? static_cast<std::uint64_t>(view.strides[d]) * size_of(view.dtype) : std::uint64_t{16};
 }
@@ -133,7 +133,7 @@ device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const problem:
   device::SpreadArgs with_keys{args, {}};
   device::SpreadKeys& spread = with_keys.spread;
   const Part& part = buffers.part;
-  // Without any received, the maps of the rest stand for them: no range says that it was received.
+  // If no keys were received, the maps of the other keys take their place: no range then points to received ones.
   const auto set = [&](const TensorView& own, const TensorView& sent, const device::TensorMap& map, device::TensorMap& sent_map,
                        device::TensorMap& tile, device::TensorMap& sent_tile) {
     sent_map = sent.present() ? sm90_tensor_map(sent, box_rows, sent.sizes[1]) : map;
@@ -165,7 +165,7 @@ std::int64_t sm90_keys_in_reach(const problem::Problem& p, const Sm90Mask& mask)
 
 namespace {
 
-/// Tensor maps check their own addresses.
+/// Of tensors that are stored to without a tensor map; encode() checks the others.
 void check_stored(const char* name, const TensorView& view) {
   if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0)
     base::fail(ErrorCode::invalid_argument, name, ": begins at ", view.data,
@@ -185,9 +185,9 @@ device::Sm90Args sm90_args(const problem::Problem& p, const problem::Buffers& bu
   return args;
 }
 
-jit::Constants sm90_constants(const problem::Problem& p) {
-  jit::Constants constants = attention_constants(p);
-  constants.set("kTileSource", static_cast<int>(sm90_mask(p).tiles));
+jit::Constants sm90_constants(const HopperProblem& problem) {
+  jit::Constants constants = attention_constants(problem.problem);
+  constants.set("kTileSource", static_cast<int>(problem.mask.tiles));
   return constants;
 }
 

@@ -1,6 +1,7 @@
 #include "cuda/launch/tile_tables.h"
 
 #include <limits>
+#include <utility>
 
 #include "base/check.h"
 #include "base/divide.h"
@@ -15,8 +16,8 @@ namespace foveal::cuda {
 namespace {
 
 struct MaskFacts {
-  bool on_device = false;  ///< only a run knows its tables
-  int batches = 1;         ///< with tables of their own
+  bool on_device = false;  ///< tables depend on data, so each run makes them
+  int batches = 1;         ///< that have tables of their own
   int heads = 1;           ///< likewise
 };
 
@@ -73,12 +74,11 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
     runs_offset_ = workspace.reserve(all_tiles * sizeof(device::TileRun));
     begin_offset_ = workspace.reserve(all_rows * sizeof(int));
     end_offset_ = workspace.reserve(all_rows * sizeof(int));
-    jit::KernelSource classify{
-        .stem = "classify_sm80", .entry = "classify_sm80", .constants = attention_constants(p), .score = emit_score(p), .arch = {}};
-    classify.constants.set("kBlockQ", block_q).set("kBlockKv", block_kv).set("kWarps", 8).set("kColumnSplit", 1);
-    classify.constants.set("kTransposed", transposed).set("kMaskHeads", mask_heads_);
+    needs_data_ = true;
+    classify_source_ = {.stem = "classify_sm80", .constants = attention_constants(p), .score = emit_score(p)};
+    classify_source_.constants.set("kBlockQ", block_q).set("kBlockKv", block_kv).set("kWarps", 8).set("kColumnSplit", 1);
+    classify_source_.constants.set("kTransposed", transposed).set("kMaskHeads", mask_heads_);
     classify_known(p, block_q, block_kv);
-    sources_ = {std::move(classify), {.stem = "list_runs_sm80", .entry = "list_runs_sm80", .constants = {}, .score = {}, .arch = {}}};
     return;
   }
   const mask::Tiling tiling{p.seqlen_q, p.seqlen_kv, block_q, block_kv, p.attention.q_offset, p.attention.kv_offset};
@@ -98,7 +98,7 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
 }
 
 void TileTables::classify_known(const problem::Problem& p, int block_q, int block_kv) {
-  constexpr std::int64_t most_tiles = 1 << 14;  // planning stays short
+  constexpr std::int64_t most_tiles = 1 << 14;  // so that planning stays fast
   const std::int64_t tiles_of_one = rows_ * capacity_;
   if (p.ragged_kv() || tiles_of_one * mask_batches_ * mask_heads_ > most_tiles) return;
   const mask::Tiling tiling{p.seqlen_q, p.seqlen_kv, block_q, block_kv, p.attention.q_offset, p.attention.kv_offset};
@@ -106,12 +106,12 @@ void TileTables::classify_known(const problem::Problem& p, int block_q, int bloc
     for (int head = 0; head < mask_heads_; ++head) {
       mask::BlockMask blocks = mask::classify(p.score->mask, tiling, batch, head, scoring::ReadRanges());
       if (transposed_) blocks = mask::transpose(blocks);
-      const std::size_t first = known_.size();
-      known_.resize(first + static_cast<std::size_t>(tiles_of_one), device::kEmpty);
+      const std::size_t first = host_known_.size();
+      host_known_.resize(first + static_cast<std::size_t>(tiles_of_one), device::kEmpty);
       for (std::size_t row = 0; row + 1 < blocks.row_begin.size(); ++row) {
         for (std::int64_t r = blocks.row_begin[row]; r < blocks.row_begin[row + 1]; ++r) {
           const mask::Run& run = blocks.runs[static_cast<std::size_t>(r)];
-          const auto begin = known_.begin() + static_cast<std::ptrdiff_t>(first + row * static_cast<std::size_t>(capacity_));
+          const auto begin = host_known_.begin() + static_cast<std::ptrdiff_t>(first + row * static_cast<std::size_t>(capacity_));
           std::fill(begin + run.begin, begin + run.end, run.full ? device::kFull : device::kPartial);
         }
       }
@@ -119,17 +119,15 @@ void TileTables::classify_known(const problem::Problem& p, int block_q, int bloc
   }
 }
 
-void TileTables::load(const std::shared_ptr<const jit::Image>* images, int device) {
-  if (sources_.empty()) return;
-  classify_ = jit::Kernel(images[0], device, 0);
-  list_runs_ = jit::Kernel(images[1], device, 0);
-}
-
-void TileTables::upload(int device) {
-  if (!known_.empty()) device_known_ = driver::Memory(device, known_.data(), known_.size());
-  if (host_begin_.empty()) return;
-  device_runs_ = driver::Memory(device, host_runs_.data(), host_runs_.size() * sizeof(device::TileRun));
-  device_begin_ = driver::Memory(device, host_begin_.data(), host_begin_.size() * sizeof(int));
+void TileTables::add_to(jit::KernelSet& kernels) {
+  if (needs_data_) {
+    classify_ = kernels.add(std::move(classify_source_));
+    list_runs_ = kernels.add({.stem = "list_runs_sm80"});
+    known_ = kernels.add_table(std::exchange(host_known_, {}));
+  } else if (!all_full_) {
+    runs_ = kernels.add_table(std::exchange(host_runs_, {}));
+    begin_ = kernels.add_table(std::exchange(host_begin_, {}));
+  }
 }
 
 device::TileRuns TileTables::runs(void* workspace) const {
@@ -143,9 +141,9 @@ device::TileRuns TileTables::runs(void* workspace) const {
             0,
             0};
   }
-  // Without any run (everything is empty) there is still a table of rows.
-  const int* begin = static_cast<const int*>(device_begin_.data());
-  const auto* runs = static_cast<const device::TileRun*>(device_runs_.data());
+  // If all tiles are empty there are no runs, but still a table of rows.
+  const int* begin = static_cast<const int*>(begin_->data());
+  const auto* runs = static_cast<const device::TileRun*>(runs_->data());
   return {runs ? runs : reinterpret_cast<const device::TileRun*>(begin), begin, begin + 1, batch_stride_, head_stride_, 0, 0};
 }
 
@@ -172,11 +170,11 @@ void TileTables::make(const device::AttentionArgs& args, void* workspace, Stream
   const device::ClassifyArgs all{args,
                                  runs(workspace),
                                  Workspace::at<unsigned char>(workspace, classes_offset_),
-                                 static_cast<const unsigned char*>(device_known_.data()),
+                                 static_cast<const unsigned char*>(known_->data()),
                                  static_cast<int>(rows),
                                  static_cast<int>(capacity_)};
-  classify_.launch({.grid_x = static_cast<unsigned>(rows * capacity_), .threads = device::kClassifyThreads}, all, stream);
-  list_runs_.launch(
+  classify_->launch({.grid_x = static_cast<unsigned>(rows * capacity_), .threads = device::kClassifyThreads}, all, stream);
+  list_runs_->launch(
       {.grid_x = static_cast<unsigned>(base::divide_up(rows, device::kListRunsWarps)), .threads = 32 * device::kListRunsWarps}, all,
       stream);
 }

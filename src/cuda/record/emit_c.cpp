@@ -47,7 +47,7 @@ void check_identifier(const std::string& name) {
                name, "\"; expected a C identifier");
 }
 
-/// Of C11 and C++20, without those that are no names of C by their underscore and capital.
+/// Keywords of C11 and C++20, except those that begin with an underscore and a capital.
 bool is_keyword(const std::string& name) {
   static constexpr std::string_view keywords[] = {
       "alignas",   "alignof",  "and",      "and_eq",   "asm",          "auto",      "bitand",       "bitor",         "bool",
@@ -239,14 +239,14 @@ class Emitter {
     for (std::size_t k = 0; k < recording.kernels.size(); ++k) {
       const jit::Image& image = *recording.kernels[k];
       Shared& kernel = kernels_.at(kernel_place(image, device));
-      kernel.comment = base::join(image.entry, ": ", image.bytes.size(), " bytes for ", image.arch);
+      kernel.comment = base::join(image.stem, ": ", image.bytes.size(), " bytes for ", image.arch);
       kernel.shared_bytes = std::max(kernel.shared_bytes, recording.shared_bytes[k]);
     }
     for (const Recording::Block& block : recording.blocks)
       if (is_table(block)) place_of(tables_, block.bytes, {}, device);
   }
   std::size_t kernel_place(const jit::Image& image, std::size_t device) {
-    return place_of(kernels_, image.bytes + '\0', image.entry, device);
+    return place_of(kernels_, image.bytes + '\0', image.stem, device);
   }
 
   const Recording& at_device(std::size_t d) const { return passes_[0].recordings[d]; }
@@ -377,7 +377,7 @@ class Emitter {
 
   std::string launch_text(const Recording& recording, const Recording::Launch& launch, std::size_t device) {
     const jit::Image& image = *recording.kernels[static_cast<std::size_t>(launch.kernel)];
-    std::string text = base::join("  { /* ", image.entry, " */\n    ALIGNED_64 word argument[", (launch.argument.size() + 7) / 8,
+    std::string text = base::join("  { /* ", image.stem, " */\n    ALIGNED_64 word argument[", (launch.argument.size() + 7) / 8,
                                   "];\n    void* parameters[1];\n    parameters[0] = argument;\n    memcpy(argument, argument_",
                                   place_of(arguments_, launch.argument, {}, device), ", sizeof argument);\n");
     for (const auto& [at, address] : launch.addresses)

@@ -1,6 +1,5 @@
 #pragma once
-// Recorded passes as C: a header and a source that any C or C++ compiler takes, which need the
-// driver (libcuda) at run time and nothing else.
+// Recorded passes as C: a header and a source file that any C or C++ compiler takes. At run time they need only the driver (libcuda).
 #include <string>
 #include <vector>
 
@@ -12,7 +11,7 @@ struct EmittedC {
   std::string header, source;  ///< NAME.h, NAME.c
 };
 
-/// One pass of a program and its recordings, one for each device that the program is made for, in the same order in every pass.
+/// One pass of a program with its recordings: one for each device that the program supports, in the same order in every pass.
 struct EmittedPass {
   std::string name;  ///< "forward": NAME_forward() runs it
   std::vector<Recording> recordings;

@@ -183,7 +183,7 @@ std::vector<std::pair<std::string, std::int64_t>> shape_of(const problem::Proble
 
 constexpr Word tags[] = {0x5a, 0xa5};  ///< of the addresses of two runs
 
-/// What moved between two runs with their tags is an address; all else is the same: arguments have no padding.
+/// A word that differs between the two runs, whose tags differ, is an address. Everything else is equal: arguments have no padding.
 void find_addresses(Recording::Launch& launch, const std::string& other, const std::vector<Recording::TensorMap>& maps) {
   for (std::size_t at = 0; at + sizeof(Word) <= launch.argument.size(); at += sizeof(Word)) {
     Word here, there;

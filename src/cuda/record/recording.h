@@ -1,6 +1,6 @@
 #pragma once
-// What a plan does to a device, recorded instead of executed: its kernels, its tables, and the launches and fills of one run with every
-// address in them named. Needs no driver and no device, only machine code. For programs that repeat it without foveal (emit_c.h).
+// A plan recorded instead of executed: its kernels, its tables, and the launches and fills of one run, with every address resolved to a
+// named block. Needs no driver and no device, only machine code. For programs that repeat the run without foveal (emit_c.h).
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -24,7 +24,7 @@ struct Recording {
     int block = 0;
     std::uint64_t offset = 0;  ///< bytes
   };
-  /// A call of cuTensorMapEncodeTiled; `address` is in place of its pointer.
+  /// A call of cuTensorMapEncodeTiled, with `address` in place of its pointer.
   struct TensorMap {
     Address address;
     int type = 0;
@@ -37,8 +37,8 @@ struct Recording {
     unsigned grid[3] = {1, 1, 1};
     unsigned threads = 1, shared_bytes = 0;
     bool cooperative = false;
-    std::string argument;                                    ///< the one struct that the kernel takes, zeros in place of addresses and maps
-    std::vector<std::pair<std::size_t, Address>> addresses;  ///< byte offset in `argument`, and what goes there
+    std::string argument;                                    ///< the kernel's argument struct, with zeros in place of addresses and maps
+    std::vector<std::pair<std::size_t, Address>> addresses;  ///< byte offset in `argument`, and the address there
     std::vector<std::pair<std::size_t, TensorMap>> maps;
   };
   struct Fill {
@@ -47,9 +47,9 @@ struct Recording {
     std::size_t bytes = 0;
   };
 
-  std::string problem, kernel;                              ///< its line; the name of what runs it
+  std::string problem, kernel;                              ///< the problem's line; the plan's kernel
   std::string arch;                                         ///< "sm_80", "sm_90a"
-  int multiprocessors = 0;                                  ///< of the device that it was made for
+  int multiprocessors = 0;                                  ///< of the device that the plan was made for
   std::vector<std::pair<std::string, std::int64_t>> shape;  ///< "batch", "heads_q", ... of the problem
   std::vector<std::shared_ptr<const jit::Image>> kernels;
   std::vector<unsigned> shared_bytes;  ///< most dynamic shared memory of each kernel's launches
@@ -58,7 +58,8 @@ struct Recording {
   std::vector<std::variant<Launch, Fill>> steps;
 };
 
-/// arch, target and multiprocessors as for executable_of(). Needs NVRTC. Throws unsupported for what a plain driver call cannot repeat.
+/// arch, target and multiprocessors as for executable_of(). Needs NVRTC. Throws unsupported for a run that plain driver calls
+/// cannot repeat.
 Recording record(const problem::Problem& problem, const std::string& arch, const std::string& target, int multiprocessors = 0);
 
 }  // namespace foveal::cuda

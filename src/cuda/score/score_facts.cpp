@@ -80,19 +80,16 @@ bool reads_pairs(const Problem& p, std::uint8_t ignored, const std::vector<PairT
 
 bool sequences_share_pairs(const Problem& p) { return p.batch > 1 && reads_pairs(p, scoring::depends_batch); }
 
-std::vector<PairTile> find_pair_tiles(const Problem& p) {
-  const Program& program = program_of(p);
-  const ScoreForms forms(p, program);
+std::vector<PairTile> find_pair_tiles(const ScoreForms& forms) {
   std::vector<PairTile> tiles;
-  for (ValueId id = 0; id < program.size() && tiles.size() < max_pair_tiles; ++id)
+  for (ValueId id = 0; id < forms.program().size() && tiles.size() < max_pair_tiles; ++id)
     if (auto tile = forms.tile_of(id, {})) tiles.push_back(*std::move(tile));
   return tiles;
 }
 
-std::vector<PairTile> find_transposed_pair_tiles(const Problem& p) {
-  const Program& program = program_of(p);
-  const ScoreForms forms(p, program);
-  const auto columns = scoring::column_forms(program, p.attention.kv_offset);
+std::vector<PairTile> find_transposed_pair_tiles(const ScoreForms& forms) {
+  const Program& program = forms.program();
+  const auto columns = scoring::column_forms(program, forms.problem().attention.kv_offset);
   std::vector<PairTile> tiles;
   for (ValueId id = 0; id < program.size() && tiles.size() < max_pair_tiles; ++id) {
     auto tile = forms.tile_of(id, {.transposed = true});
@@ -140,22 +137,22 @@ std::vector<ReadTable> find_read_tables(const Problem& p, const std::vector<Pair
   return tables;
 }
 
-bool is_softcap(const Problem& p) {
-  if (!p.has_score_mod()) return false;
+bool is_softcap(const Problem& p) { return p.has_score_mod() && is_softcap(ScoreForms(p, p.score->forward)); }
+
+bool is_softcap(const ScoreForms& forms) {
   Given given;
-  given.tanh = ScoreForms(p, p.score->forward).tanh_of_score();
-  return ScoreForms(p, p.score->forward, given).is_softcap(p.score->forward.outputs[0]);
+  given.tanh = forms.tanh_of_score();
+  return given.tanh && ScoreForms(forms.problem(), forms.program(), given).is_softcap(forms.program().outputs[0]);
 }
 
-bool is_sum(const Problem& p) {
-  if (p.pass != Pass::forward || !p.has_score_mod()) return false;
-  const auto sum = ScoreForms(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]);
+bool is_sum(const ScoreForms& forms) {
+  const auto sum = forms.sum_with_score(forms.program().outputs[0]);
   return sum && !sum->is_long;
 }
 
-bool offsets_come_first(const Problem& p, const std::vector<PairTile>& tiles, const std::vector<ReadTable>& tables) {
-  if (p.pass != Pass::forward || !p.has_score_mod() || tables.empty()) return false;
-  const Program& program = p.score->forward;
+bool offsets_come_first(const ScoreForms& forms, const std::vector<PairTile>& tiles, const std::vector<ReadTable>& tables) {
+  if (tables.empty()) return false;
+  const Program& program = forms.program();
   const auto is_read = [&](ValueId id) { return program[id].op == Op::read; };
   const auto integers_choose = [&](const ReadTable& table) {
     const auto needed = scoring::ancestors(program, {table.read});
@@ -170,7 +167,7 @@ bool offsets_come_first(const Problem& p, const std::vector<PairTile>& tiles, co
     const bool of_pairs = is_read(id) && scoring::varies(program, id) == Varies::pair;
     if (of_pairs && std::none_of(tiles.begin(), tiles.end(), is) && std::none_of(tables.begin(), tables.end(), is)) return false;
   }
-  const auto sum = ScoreForms(p, program).sum_with_score(program.outputs[0]);
+  const auto sum = forms.sum_with_score(program.outputs[0]);
   return sum && sum->gain_is_plain;
 }
 
@@ -185,11 +182,9 @@ int offsets_as_columns(const Problem& p, const LineValues& lines) {
   return static_cast<int>(sum->offsets.size());
 }
 
-base::IdVector<char> affine_values(const Problem& p) {
-  const Program& program = program_of(p);
-  const ScoreForms forms(p, program);
+base::IdVector<char> affine_values(const ScoreForms& forms) {
   base::IdVector<char> affine;
-  for (ValueId id = 0; id < program.size(); ++id) affine.add(forms.is_affine(id));
+  for (ValueId id = 0; id < forms.program().size(); ++id) affine.add(forms.is_affine(id));
   return affine;
 }
 

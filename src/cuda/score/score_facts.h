@@ -9,6 +9,8 @@
 
 namespace foveal::cuda {
 
+class ScoreForms;  // score_forms.h
+
 /// The score program of the pass.
 inline const scoring::Program& program_of(const problem::Problem& p) {
   return p.pass == Pass::forward ? p.score->forward : p.score->backward;
@@ -50,10 +52,9 @@ std::int64_t table_row_entries(const problem::Problem& problem, const std::vecto
 std::vector<ReadTable> find_read_tables(const problem::Problem& problem, const std::vector<PairTile>& tiles);
 
 constexpr std::size_t max_pair_tiles = 2;
-/// Those of the pass's program.
-std::vector<PairTile> find_pair_tiles(const problem::Problem& problem);
+std::vector<PairTile> find_pair_tiles(const ScoreForms& forms);
 /// The same for a kernel whose rows are keys, which also takes repeating columns and stairs.
-std::vector<PairTile> find_transposed_pair_tiles(const problem::Problem& problem);
+std::vector<PairTile> find_transposed_pair_tiles(const ScoreForms& forms);
 
 /// Does the score of a forward pass evaluate a special function (MUFU) per pair?
 bool evaluates_special_functions(const problem::Problem& problem);
@@ -72,18 +73,19 @@ int offsets_as_columns(const problem::Problem& problem, const LineValues& lines)
 
 /// Is the score a softcap: factor * tanh(raw score * factor)?
 bool is_softcap(const problem::Problem& problem);
+bool is_softcap(const ScoreForms& forms);
 /// Is the score of a forward pass the raw score times a uniform factor, plus short offsets that do not depend on it?
-bool is_sum(const problem::Problem& problem);
+bool is_sum(const ScoreForms& forms);
 /// Should a forward kernel with these tiles and tables start its accumulators from the offsets, so that the tensor cores add them to q . k?
 /// Pays for tables indexed by integers that are read (as byte tiles where they differ per pair); tables indexed by a difference of
 /// positions are faster after the product, and other offsets cost the same in both places.
-bool offsets_come_first(const problem::Problem& problem, const std::vector<PairTile>& tiles, const std::vector<ReadTable>& tables);
+bool offsets_come_first(const ScoreForms& forms, const std::vector<PairTile>& tiles, const std::vector<ReadTable>& tables);
 /// Does the score of a forward pass, or the mask, depend on the head?
 bool score_depends_on_head(const problem::Problem& problem);
 bool mask_depends_on_head(const problem::Problem& problem);
 /// Which values of the pass's program are affine in q and kv, with a uniform factor and uniform terms? These take two instructions where
 /// they are used, less than loading a line value costs.
-base::IdVector<char> affine_values(const problem::Problem& problem);
+base::IdVector<char> affine_values(const ScoreForms& forms);
 /// Which values kernels of other types compute in double: reals that decide something discrete (score/discrete.h) and come from float64
 /// tensors. They are computed for each pair, not hoisted, as what is hoisted is kept in words of 32 bits.
 base::IdVector<char> double_values(const problem::Problem& problem, const scoring::Program& program);

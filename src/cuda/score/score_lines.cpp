@@ -1,6 +1,5 @@
 #include "cuda/score/score_lines.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "cuda/score/finite_factors.h"
@@ -70,26 +69,26 @@ std::vector<ValueId> find_row_values(const problem::Problem& p) {
   return search.found.walk.size() < most ? search.found.walk : std::vector<ValueId>{};
 }
 
-std::vector<ValueId> find_long_row_values(const problem::Problem& p) {
+std::vector<ValueId> find_long_row_values(const ScoreForms& forms, const std::vector<ValueId>& row_values) {
   constexpr int fewest = 20;  // instructions
-  std::vector<ValueId> values = find_row_values(p);
-  if (!values.empty()) {
-    const ScoreForms forms(p, p.score->forward);
-    values.erase(std::remove_if(values.begin(), values.end(), [&](ValueId id) { return forms.instructions_for({id}) < fewest; }),
-                 values.end());
-  }
+  std::vector<ValueId> values = row_values;
+  std::erase_if(values, [&](ValueId id) { return forms.instructions_for({id}) < fewest; });
   return values;
 }
 
 LineValues find_line_values(const problem::Problem& p) {
-  if (!p.has_score_mod()) return {};
+  return p.has_score_mod() ? find_line_values(ScoreForms(p, program_of(p))) : LineValues{};
+}
+
+LineValues find_line_values(const ScoreForms& forms) {
+  const problem::Problem& p = forms.problem();
   const scoring::ScoreProgram& score = *p.score;
   if (p.pass == Pass::forward) {
-    Search search(p, score.forward, Varies::column, affine_values(p));
+    Search search(p, score.forward, Varies::column, affine_values(forms));
     search.visit(score.forward.outputs[0]);
     return search.found;
   }
-  Search search(p, score.backward, Varies::row, affine_values(p));
+  Search search(p, score.backward, Varies::row, affine_values(forms));
   search.visit(score.modified);
   search.visit(score.dscore);
   for (const scoring::TrainableRead& read : score.reads) {

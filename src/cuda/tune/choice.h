@@ -22,8 +22,6 @@ struct Row {
 inline constexpr const char* grid = "bench/results/h200-sm90.jsonl";
 inline constexpr const char* notes = "docs/lab/gpu.md";
 
-inline bool fits(const problem::Problem& p, const auto& config) { return config.shared_bytes(p) <= sm90_shared_limit; }
-
 /// The configurations of the first row that has some.
 template <class Facts, class Config, class Complete, class Illegal>
 std::vector<Chosen<Config>> chosen_of(const std::vector<Row<Facts, Config>>& rows, const Facts& facts, const Complete& complete,
@@ -66,7 +64,8 @@ std::optional<Chosen<Config>> choice(const problem::Problem& p, const std::strin
 /// Adds a configuration unless it is already there.
 template <class Config>
 void add_new(const Config& config, std::vector<Config>& space) {
-  const auto same = [&](const Config& other) { return text_of(other) == text_of(config); };
+  const std::string text = text_of(config);
+  const auto same = [&](const Config& other) { return text_of(other) == text; };
   if (std::none_of(space.begin(), space.end(), same)) space.push_back(config);
 }
 

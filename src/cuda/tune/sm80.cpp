@@ -1,22 +1,22 @@
-#include "cuda/tune/sm80.h"
+#include "cuda/device/layout/sm80.cuh"
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "base/check.h"
 #include "base/divide.h"
-#include "cuda/device/layout/sm80.cuh"
 #include "cuda/tune/choice.h"
+#include "cuda/tune/sm80.h"
 
 namespace foveal::cuda {
 namespace {
 
-/// What rows of the tables depend on.
+/// What the choice depends on.
 struct Sm80Facts {
   int bits;  ///< of an element
   int dim;   ///< the larger head dim, in steps of 16
 };
-using Sm80Row = Row<Sm80Facts, Sm80Config>;
 
 constexpr const char* ahead = "two stages: the next tile is loaded while this one is multiplied";
 constexpr const char* one_stage = "one stage leaves shared memory for the tile";
@@ -28,176 +28,128 @@ constexpr const char* split_ahead = "warps split the columns of the sums, which 
 constexpr const char* compiled = "registers and shared memory: bench/results/architectures.jsonl";
 constexpr const char* not_timed = "not timed; compiled in tests/cuda/sm80_test.cpp";
 
+/// A row of a table. The first one for the bits of an element and the head dim is taken.
+struct Sm80Row {
+  int bits;
+  int max_dim = std::numeric_limits<int>::max();
+  std::vector<Sm80Config> configs;  ///< in the order in which they are tried; their warps follow from the tile
+  const char* why;
+  const char* measured = not_timed;  ///< where the figures are
+};
+
 const std::vector<Sm80Row>& forward_table() {
   static const std::vector<Sm80Row> rows = {
-      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 64; },
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}},
-       .why = ahead,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 128; },
-       .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}, {.block_q = 16, .block_kv = 16, .warps = 1}},
-       .why = one_stage,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 256; },
-       .configs = {{.block_q = 16, .block_kv = 16, .warps = 1}},
-       .why = one_stage,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 64; },
-       .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}},
-       .why = split,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 64; },
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .ctas = 2}},
-       .why = together,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 128; },
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 32, .warps = 4}},
-       .why = ahead,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 256; },
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4}, {.block_q = 32, .block_kv = 16, .warps = 2}},
-       .why = one_stage,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32; },
-       .configs = {{.block_q = 32, .block_kv = 16, .warps = 4, .column_split = 2},
-                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}},
-       .why = split,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 64; },
-       .configs = {{.block_q = 128, .block_kv = 64, .warps = 4, .row_tiles = 2, .stages = 2, .ctas = 2},
-                   {.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .ctas = 2}},
-       .why = wide,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 128; },
-       .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .ctas = 2},
-                   {.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .ctas = 2}},
+      {.bits = 64, .max_dim = 64, .configs = {{.block_q = 64, .block_kv = 32, .stages = 2}, {.block_q = 32, .block_kv = 32}}, .why = ahead},
+      {.bits = 64, .max_dim = 128, .configs = {{.block_q = 32, .block_kv = 32}, {.block_q = 16, .block_kv = 16}}, .why = one_stage},
+      {.bits = 64, .max_dim = 256, .configs = {{.block_q = 16, .block_kv = 16}}, .why = one_stage},
+      {.bits = 64, .configs = {{.block_q = 16, .block_kv = 16, .column_split = 4}}, .why = split},
+      {.bits = 32, .max_dim = 64, .configs = {{.block_q = 64, .block_kv = 32, .stages = 2, .ctas = 2}}, .why = together},
+      {.bits = 32,
+       .max_dim = 128,
+       .configs = {{.block_q = 64, .block_kv = 32, .stages = 2}, {.block_q = 64, .block_kv = 32}},
+       .why = ahead},
+      {.bits = 32, .max_dim = 256, .configs = {{.block_q = 64, .block_kv = 32}, {.block_q = 32, .block_kv = 16}}, .why = one_stage},
+      {.bits = 32,
+       .configs = {{.block_q = 32, .block_kv = 16, .column_split = 2}, {.block_q = 16, .block_kv = 16, .column_split = 2}},
+       .why = split},
+      {.bits = 16,
+       .max_dim = 64,
+       .configs = {{.block_q = 128, .block_kv = 64, .row_tiles = 2, .stages = 2, .ctas = 2},
+                   {.block_q = 64, .block_kv = 64, .stages = 2, .ctas = 2}},
+       .why = wide},
+      {.bits = 16,
+       .max_dim = 128,
+       .configs = {{.block_q = 64, .block_kv = 64, .stages = 2, .ctas = 2}, {.block_q = 64, .block_kv = 32, .stages = 2, .ctas = 2}},
        .why = together,
        .measured = compiled},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 256; },
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .ctas = 2},
-                   {.block_q = 64, .block_kv = 32, .warps = 4},
-                   {.block_q = 64, .block_kv = 16, .warps = 4}},
-       .why = together,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16; },
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 8, .column_split = 2},
-                   {.block_q = 32, .block_kv = 16, .warps = 4, .column_split = 2}},
-       .why = split,
-       .measured = not_timed},
+      {.bits = 16,
+       .max_dim = 256,
+       .configs = {{.block_q = 64, .block_kv = 32, .stages = 2, .ctas = 2},
+                   {.block_q = 64, .block_kv = 32},
+                   {.block_q = 64, .block_kv = 16}},
+       .why = together},
+      {.bits = 16,
+       .configs = {{.block_q = 64, .block_kv = 32, .column_split = 2}, {.block_q = 32, .block_kv = 16, .column_split = 2}},
+       .why = split},
   };
   return rows;
 }
 
 const std::vector<Sm80Row>& dq_table() {
   static const std::vector<Sm80Row> rows = {
-      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 64; },
-       .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}},
-       .why = one_stage,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 256; },
-       .configs = {{.block_q = 16, .block_kv = 16, .warps = 1}},
-       .why = one_stage,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 64; },
-       .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}},
-       .why = split,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 64; },
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}},
-       .why = ahead,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 128; },
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}},
-       .why = ahead,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 256; },
-       .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}, {.block_q = 16, .block_kv = 16, .warps = 1}},
-       .why = one_stage,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32; },
-       .configs = {{.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}},
-       .why = split,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 128; },
-       .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .ctas = 2},
-                   {.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .ctas = 2}},
+      {.bits = 64, .max_dim = 64, .configs = {{.block_q = 32, .block_kv = 32}}, .why = one_stage},
+      {.bits = 64, .max_dim = 256, .configs = {{.block_q = 16, .block_kv = 16}}, .why = one_stage},
+      {.bits = 64, .configs = {{.block_q = 16, .block_kv = 16, .column_split = 4}}, .why = split},
+      {.bits = 32, .max_dim = 64, .configs = {{.block_q = 64, .block_kv = 32, .stages = 2}, {.block_q = 32, .block_kv = 32}}, .why = ahead},
+      {.bits = 32,
+       .max_dim = 128,
+       .configs = {{.block_q = 64, .block_kv = 32, .stages = 2}, {.block_q = 32, .block_kv = 32}},
+       .why = ahead},
+      {.bits = 32, .max_dim = 256, .configs = {{.block_q = 32, .block_kv = 32}, {.block_q = 16, .block_kv = 16}}, .why = one_stage},
+      {.bits = 32, .configs = {{.block_q = 16, .block_kv = 16, .column_split = 2}}, .why = split},
+      {.bits = 16,
+       .max_dim = 128,
+       .configs = {{.block_q = 64, .block_kv = 64, .stages = 2, .ctas = 2}, {.block_q = 64, .block_kv = 32, .stages = 2, .ctas = 2}},
        .why = together,
        .measured = compiled},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 192; },
-       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 16, .warps = 4}},
-       .why = ahead,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 256; },
-       .configs = {{.block_q = 64, .block_kv = 16, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 16, .warps = 4}},
-       .why = ahead,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16; },
-       .configs = {{.block_q = 32, .block_kv = 16, .warps = 4, .column_split = 2},
-                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}},
-       .why = split,
-       .measured = not_timed},
+      {.bits = 16,
+       .max_dim = 192,
+       .configs = {{.block_q = 64, .block_kv = 32, .stages = 2}, {.block_q = 64, .block_kv = 16}},
+       .why = ahead},
+      {.bits = 16,
+       .max_dim = 256,
+       .configs = {{.block_q = 64, .block_kv = 16, .stages = 2}, {.block_q = 64, .block_kv = 16}},
+       .why = ahead},
+      {.bits = 16,
+       .configs = {{.block_q = 32, .block_kv = 16, .column_split = 2}, {.block_q = 16, .block_kv = 16, .column_split = 2}},
+       .why = split},
   };
   return rows;
 }
 
 const std::vector<Sm80Row>& dkdv_table() {
   static const std::vector<Sm80Row> rows = {
-      {.applies = [](const Sm80Facts& f) { return f.bits == 64 && f.dim <= 64; },
-       .configs = {{.block_q = 16, .block_kv = 32, .warps = 4, .column_split = 2}},
-       .why = split,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 64; },
-       .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}},
-       .why = split,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 64; },
-       .configs = {{.block_q = 32, .block_kv = 64, .warps = 4, .stages = 2},
-                   {.block_q = 32, .block_kv = 32, .warps = 4, .column_split = 2}},
-       .why = ahead,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 128; },
-       .configs = {{.block_q = 32, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2},
-                   {.block_q = 16, .block_kv = 32, .warps = 4, .stages = 2, .column_split = 2}},
-       .why = split_ahead,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32 && f.dim <= 256; },
-       .configs = {{.block_q = 16, .block_kv = 32, .warps = 4, .column_split = 2},
-                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}},
-       .why = split,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 32; },
-       .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}},
-       .why = split,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 64; },
-       .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .ctas = 2}},
+      {.bits = 64, .max_dim = 64, .configs = {{.block_q = 16, .block_kv = 32, .column_split = 2}}, .why = split},
+      {.bits = 64, .configs = {{.block_q = 16, .block_kv = 16, .column_split = 4}}, .why = split},
+      {.bits = 32,
+       .max_dim = 64,
+       .configs = {{.block_q = 32, .block_kv = 64, .stages = 2}, {.block_q = 32, .block_kv = 32, .column_split = 2}},
+       .why = ahead},
+      {.bits = 32,
+       .max_dim = 128,
+       .configs = {{.block_q = 32, .block_kv = 64, .stages = 2, .column_split = 2},
+                   {.block_q = 16, .block_kv = 32, .stages = 2, .column_split = 2}},
+       .why = split_ahead},
+      {.bits = 32,
+       .max_dim = 256,
+       .configs = {{.block_q = 16, .block_kv = 32, .column_split = 2}, {.block_q = 16, .block_kv = 16, .column_split = 2}},
+       .why = split},
+      {.bits = 32, .configs = {{.block_q = 16, .block_kv = 16, .column_split = 4}}, .why = split},
+      {.bits = 16,
+       .max_dim = 64,
+       .configs = {{.block_q = 64, .block_kv = 64, .stages = 2, .ctas = 2}},
        .why = together,
        .measured = compiled},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 96; },
-       .configs = {{.block_q = 32, .block_kv = 64, .warps = 4, .stages = 2, .ctas = 2}},
-       .why = together,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 128; },
-       .configs = {{.block_q = 64, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2},
-                   {.block_q = 32, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2}},
-       .why = split_ahead,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16 && f.dim <= 256; },
-       .configs = {{.block_q = 32, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2},
-                   {.block_q = 32, .block_kv = 32, .warps = 4, .column_split = 2},
-                   {.block_q = 16, .block_kv = 32, .warps = 4, .column_split = 2}},
-       .why = split,
-       .measured = not_timed},
-      {.applies = [](const Sm80Facts& f) { return f.bits == 16; },
-       .configs = {{.block_q = 16, .block_kv = 32, .warps = 8, .column_split = 4},
-                   {.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}},
-       .why = split,
-       .measured = not_timed},
+      {.bits = 16, .max_dim = 96, .configs = {{.block_q = 32, .block_kv = 64, .stages = 2, .ctas = 2}}, .why = together},
+      {.bits = 16,
+       .max_dim = 128,
+       .configs = {{.block_q = 64, .block_kv = 64, .stages = 2, .column_split = 2},
+                   {.block_q = 32, .block_kv = 64, .stages = 2, .column_split = 2}},
+       .why = split_ahead},
+      {.bits = 16,
+       .max_dim = 256,
+       .configs = {{.block_q = 32, .block_kv = 64, .stages = 2, .column_split = 2},
+                   {.block_q = 32, .block_kv = 32, .column_split = 2},
+                   {.block_q = 16, .block_kv = 32, .column_split = 2}},
+       .why = split},
+      {.bits = 16,
+       .configs = {{.block_q = 16, .block_kv = 32, .column_split = 4}, {.block_q = 16, .block_kv = 16, .column_split = 4}},
+       .why = split},
   };
   return rows;
 }
 
-Sm80Facts facts_of(const problem::Problem& p) {
+Sm80Facts sm80_facts(const problem::Problem& p) {
   return {.bits = static_cast<int>(8 * size_of(p.dtype)), .dim = static_cast<int>(base::round_up(std::max(p.head_dim, p.head_dim_v), 16))};
 }
 
@@ -205,16 +157,24 @@ const std::vector<Sm80Row>& table_of(Sm80Kernel kernel) {
   return kernel == Sm80Kernel::forward ? forward_table() : kernel == Sm80Kernel::dkdv ? dkdv_table() : dq_table();
 }
 
+/// The rows of the tile whose sums warps hold: 16 * row_tiles rows each, or column_split warps a share of the columns each.
+int owned_rows(Sm80Kernel kernel, const Sm80Config& config) { return kernel == Sm80Kernel::dkdv ? config.block_kv : config.block_q; }
+
 /// The configurations of the first row that applies, also those that do not fit shared memory.
 std::vector<Chosen<Sm80Config>> chosen_for(const Sm80Facts& facts, Sm80Kernel kernel) {
-  return chosen_of(
-      table_of(kernel), facts, [](const Sm80Facts&, const Sm80Config& config) { return std::optional(config); },
-      [](const Sm80Config&) { return std::optional<std::string>(); });  // depends on the device
+  const std::vector<Sm80Row>& rows = table_of(kernel);
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const Sm80Row& r) { return r.bits == facts.bits && facts.dim <= r.max_dim; });
+  std::vector<Chosen<Sm80Config>> chosen;
+  for (Sm80Config config : row->configs) {
+    config.warps = owned_rows(kernel, config) * config.column_split / (16 * config.row_tiles);
+    chosen.push_back({config, base::join(row->why, " (", row->measured, ")")});
+  }
+  return chosen;
 }
 
 /// The candidates of a kernel, best first, and why.
 std::vector<Chosen<Sm80Config>> chosen_for(const problem::Problem& p, Sm80Kernel kernel) {
-  const Sm80Facts facts = facts_of(p);
+  const Sm80Facts facts = sm80_facts(p);
   std::vector<Chosen<Sm80Config>> chosen = chosen_for(facts, kernel);
   if (kernel == Sm80Kernel::forward || kernel == Sm80Kernel::dq || kernel == Sm80Kernel::dkdv) return chosen;
   // The same tiles with whole rows for each warp.
@@ -303,12 +263,12 @@ const char* sm80_family(Sm80Kernel kernel) {
 
 std::optional<std::string> sm80_illegal(const problem::Problem& p, Sm80Kernel kernel, const Sm80Config& config, std::size_t shared_bytes) {
   for (const int size : {config.block_q, config.block_kv})
-    if (size < 16 || size > 128 || size % 16 != 0) return "block_q and block_kv are multiples of 16 to 128";
+    if (size < 16 || size > 128 || size % 16 != 0) return "block_q and block_kv must be multiples of 16 from 16 to 128";
   if (config.warps < 1 || config.warps > 8 || config.row_tiles < 1 || config.row_tiles > 2 || config.stages < 1 || config.stages > 2 ||
       config.column_split < 1 || config.column_split > 4 || config.ctas < 1 || config.ctas > 4)
-    return "warps 1 to 8, row_tiles 1 or 2, stages 1 or 2, column_split and ctas 1 to 4 are there";
-  const int owned = kernel == Sm80Kernel::dkdv ? config.block_kv : config.block_q;
-  if (owned * config.column_split != 16 * config.row_tiles * config.warps) return "each warp owns its rows, or its columns of them";
+    return "warps must be 1 to 8, row_tiles 1 or 2, stages 1 or 2, column_split and ctas 1 to 4";
+  if (owned_rows(kernel, config) * config.column_split != 16 * config.row_tiles * config.warps)
+    return "warps must be the rows of the tile times column_split, divided by 16 * row_tiles";
   const std::size_t needed = config.shared_bytes(p, kernel);
   if (needed > shared_bytes) return base::join(needed, " bytes of shared memory exceed ", shared_bytes);
   return std::nullopt;
@@ -321,7 +281,7 @@ std::vector<Sm80Config> sm80_space(const problem::Problem& p, Sm80Kernel kernel,
   };
   const std::vector<Sm80Config> candidates = sm80_candidates(p, kernel);
   for (const Sm80Config& config : candidates) add(config);
-  Sm80Facts facts = facts_of(p);
+  Sm80Facts facts = sm80_facts(p);
   for (facts.dim = 16; facts.dim <= sm80_max_head_dim; facts.dim += 16) {
     for (Sm80Config config : configs_of(chosen_for(facts, kernel))) {
       if (config.column_split != candidates.front().column_split) continue;

@@ -11,9 +11,9 @@
 
 namespace foveal::cuda {
 
-/// two_scan: dq and dkdv in one launch; reads: the dq kernel without dq, for gradients of parameters alone; measure: of far rows.
+/// two_scan: dq and dkdv in one launch. reads: the dq kernel without dq, for gradients of parameters alone. measure: measures far rows.
 enum class Sm80Kernel { forward, dq, dkdv, two_scan, reads, pairs, measure };
-/// Of its file under device/kernels and of its entry.
+/// Of its file under device/kernels, and the kernel's name.
 const char* sm80_stem(Sm80Kernel kernel);
 
 struct Sm80Config {
@@ -35,7 +35,7 @@ struct Sm80Config {
   void set(jit::Constants& constants) const;
 };
 
-/// What a choice depends on, apart from the problem.
+/// What a choice depends on beside the problem.
 struct Sm80Device {
   std::size_t shared_bytes;  ///< of a CTA, at most
   std::string name{};        ///< for tuned configurations; "" for none
@@ -46,16 +46,16 @@ struct Sm80Device {
 /// The name of a kernel's configurations in files of tuned ones; "" for kernels that have none.
 const char* sm80_family(Sm80Kernel kernel);
 
-/// The table's for elements and head dims like these, best first.
+/// The table's configurations for this element type and head dim, best first.
 std::vector<Sm80Config> sm80_candidates(const problem::Problem& problem, Sm80Kernel kernel);
 
-/// The device's tuned configuration, or the first candidate that fits the shared memory of a CTA; and why.
+/// The device's tuned configuration, or else the first candidate that fits the shared memory of a CTA; and why it was chosen.
 std::optional<Chosen<Sm80Config>> sm80_choice(const problem::Problem& problem, Sm80Kernel kernel, const Sm80Device& device);
 
-/// Why a kernel cannot run a problem so, or nothing.
+/// Why a kernel cannot run a problem in this configuration; nullopt if it can.
 std::optional<std::string> sm80_illegal(const problem::Problem& problem, Sm80Kernel kernel, const Sm80Config& config,
                                         std::size_t shared_bytes_per_block);
-/// Every legal configuration of the tables, the candidates first: what can be measured.
+/// Every legal configuration of the tables, the candidates first: the search space of `foveal tune`.
 std::vector<Sm80Config> sm80_space(const problem::Problem& problem, Sm80Kernel kernel, std::size_t shared_bytes_per_block);
 
 constexpr int sm80_max_head_dim = 512;

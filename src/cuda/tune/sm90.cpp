@@ -1,7 +1,6 @@
 #include "cuda/tune/sm90.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -10,35 +9,6 @@
 #include "score/column_forms.h"
 
 namespace foveal::cuda {
-namespace {
-
-constexpr std::int64_t unlimited = std::int64_t{1} << 30;
-
-}  // namespace
-
-const char* to_string(Sm90Tiles tiles) {
-  static constexpr const char* names[] = {"all", "causal", "band", "list"};
-  static_assert(std::size(names) == static_cast<std::size_t>(Sm90Tiles::list) + 1);
-  return names[static_cast<std::size_t>(tiles)];
-}
-
-Sm90Mask sm90_mask(const problem::Problem& p) {
-  Sm90Mask mask;
-  mask.band = {-unlimited, unlimited};
-  if (!p.has_mask()) return mask;
-  const auto length = [](bool varies, std::int64_t n) { return varies ? std::nullopt : std::optional(n); };
-  const auto band = mask::find_band(p.score->mask, length(p.varlen, p.seqlen_q), length(p.ragged_kv() || p.any_length, p.seqlen_kv));
-  if (!band) {
-    mask.tiles = Sm90Tiles::list;
-    return mask;
-  }
-  const std::int64_t shift = p.attention.q_offset - p.attention.kv_offset;
-  mask.band = {std::clamp(band->low + shift, -unlimited, unlimited), std::clamp(band->high + shift, -unlimited, unlimited)};
-  const bool low = mask.band.low > -p.seqlen_q, high = mask.band.high < p.seqlen_kv - 1;
-  mask.tiles = low ? Sm90Tiles::band : high ? Sm90Tiles::causal : Sm90Tiles::all;
-  return mask;
-}
-
 namespace {
 
 std::size_t bytes_of_tables(const std::vector<ReadTable>& tables) {
@@ -73,7 +43,7 @@ int bytes_of_staged(StagedReads reads, int block_q, int block_kv) {
 }  // namespace
 
 device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
-  device::PairPipelineShape pipeline{stages, 0};
+  device::PairPipelineShape pipeline{.stages = stages, .stage_bytes = 0};
   for (const PairTile& tile : tiles)
     pipeline.stage_bytes += device::PairTileShape{tile.element_bytes, tile.stairs, tile.keys}.bytes(rows, columns);
   return pipeline;
@@ -90,7 +60,7 @@ std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
                                       .line_floats = static_cast<int>(lines.count(block_q(), block_kv)),
                                       .column_bytes = offset_steps * device::offset_step_bytes(block_kv),
                                       .table_bytes = static_cast<int>(bytes_of_tables(tables)),
-                                      .has_mask = p.has_mask() && sm90_mask(p).tiles == Sm90Tiles::list});
+                                      .has_mask = listed});
   return static_cast<std::size_t>(layout.bytes);
 }
 
@@ -138,11 +108,11 @@ std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room) {
   const auto entries = [&](std::size_t r) { return plan.reads[r].has_own_kernel() ? 0 : plan.reads[r].facts.elements; };
   for (std::size_t r = 0; r < plan.reads.size(); ++r) {
     if (entries(r) > 0) wanted.push_back(r);
-    bins.push_back({0, 0, entries(r)});
+    bins.push_back({.elements = entries(r)});
   }
   std::stable_sort(wanted.begin(), wanted.end(), [&](std::size_t a, std::size_t b) { return entries(a) < entries(b); });
   const auto try_one = [&](std::size_t r, int count, int copies) {
-    const ReadBins before = std::exchange(bins[r], {count, copies, entries(r)});
+    const ReadBins before = std::exchange(bins[r], {.entries = count, .copies = copies, .elements = entries(r)});
     const bool fits = bytes_of_bins(bins) <= room;
     if (!fits) bins[r] = before;
     return fits;
@@ -163,14 +133,13 @@ std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room) {
   return bins;
 }
 
-std::vector<ReadTable> sm90_fitting_tables(const problem::Problem& p, const std::vector<PairTile>& tiles, std::size_t room) {
+std::vector<ReadTable> sm90_fitting_tables(const std::vector<ReadTable>& found, std::size_t room) {
   std::vector<ReadTable> tables;
-  if (p.has_score_mod())
-    for (ReadTable table : find_read_tables(p, tiles)) {
-      table.copies = 1;
-      tables.push_back(table);
-      if (bytes_of_tables(tables) > room) tables.pop_back();
-    }
+  for (ReadTable table : found) {
+    table.copies = 1;
+    tables.push_back(table);
+    if (bytes_of_tables(tables) > room) tables.pop_back();
+  }
   for (ReadTable& table : tables) {
     while (more_copies(table.elements, table.copies)) {
       table.copies *= 2;
@@ -204,17 +173,19 @@ const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& p) {
 }
 
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p, const ReadPlan& plan) {
+  const LineValues lines = find_line_values(p);
   for (const int stages : {2, 1}) {
-    Sm90CollectConfig config{stages, plan.staged(), find_line_values(p)}, without_lines{stages, plan.staged(), {}};
+    Sm90CollectConfig without_lines{.stages = stages, .staged = plan.staged()}, config = without_lines;
+    config.lines = lines;
     const auto with_bins = [&](Sm90CollectConfig& fitting) {
       fitting.bins = sm90_bins(plan, sm90_shared_limit - fitting.shared_bytes(p));
       return fitting;
     };
-    if (config.shared_bytes(p) <= sm90_shared_limit) {
+    if (fits(p, config)) {
       const std::vector<ReadBins> bins = with_bins(config).bins;
       if (stages == 1 || std::none_of(bins.begin(), bins.end(), [](const ReadBins& read) { return read.is_window(); })) return config;
     }
-    if (stages == 1 && without_lines.shared_bytes(p) <= sm90_shared_limit) return with_bins(without_lines);
+    if (stages == 1 && fits(p, without_lines)) return with_bins(without_lines);
   }
   return std::nullopt;
 }
@@ -268,11 +239,12 @@ unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const int stages = dim <= 128 ? 2 : 1;  // shared memory holds no more
-  Sm90PairsConfig loads{dim <= 64 ? 128 : 64, dim <= 64 ? 3 : stages, {}, 0};
-  std::vector<PairTile> tiles = find_pair_tiles(p);
+  const Sm90PairsConfig loads{.block_kv = dim <= 64 ? 128 : 64, .stages = dim <= 64 ? 3 : stages};
+  const std::vector<PairTile> tiles = find_pair_tiles(ScoreForms(p, program_of(p)));
   if (tiles.empty()) return loads;
   for (const int pair_stages : {4, 3, 2, 1})
-    if (Sm90PairsConfig config{loads.block_kv, stages, tiles, pair_stages}; config.shared_bytes(p) <= sm90_shared_limit) return config;
+    if (Sm90PairsConfig config{.block_kv = loads.block_kv, .stages = stages, .tiles = tiles, .pair_stages = pair_stages}; fits(p, config))
+      return config;
   return loads;
 }
 
@@ -283,14 +255,15 @@ std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& p, std::v
     if (read.repeats && read.run < 16 && ++in_registers > 2) read.repeats = false;  // registers hold the sums of no more
   for (; !reads.empty(); reads.pop_back())
     for (const auto& [consumers, stages] : {std::pair{2, 3}, {2, 2}, {2, 1}, {1, 2}, {1, 1}})
-      if (Sm90RowsConfig config{consumers, stages, reads}; config.shared_bytes(p) <= sm90_shared_limit) return config;
+      if (Sm90RowsConfig config{.consumers = consumers, .stages = stages, .reads = reads}; fits(p, config)) return config;
   return std::nullopt;
 }
 
-LineValues sm90_line_values(const problem::Problem& p, const Sm90BackwardConfig& config) {
+LineValues sm90_line_values(const HopperProblem& problem, const Sm90BackwardConfig& config) {
+  const problem::Problem& p = problem.problem;
   const bool in_turns = p.attention.determinism == Determinism::reproducible;  // takes the warp that would evaluate them
   if (!p.has_score_mod() || (p.pass == Pass::backward && in_turns)) return {};
-  LineValues lines = find_line_values(p);
+  LineValues lines = problem.lines();
   if (p.pass == Pass::forward) return lines;
   // As many as shared memory has room for: those along diagonals serve more pairs.
   const std::size_t taken = config.shared_bytes(p);
@@ -300,10 +273,11 @@ LineValues sm90_line_values(const problem::Problem& p, const Sm90BackwardConfig&
   return lines;
 }
 
-std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p, bool collects) {
+std::vector<PairTile> sm90_pair_tiles(const HopperProblem& problem, bool collects) {
+  const problem::Problem& p = problem.problem;
   if (std::max(p.head_dim, p.head_dim_v) > 128) return {};
   const bool backward = p.pass == Pass::backward;
-  std::vector<PairTile> tiles = backward ? find_transposed_pair_tiles(p) : find_pair_tiles(p);
+  std::vector<PairTile> tiles = backward ? find_transposed_pair_tiles(problem.forms()) : find_pair_tiles(problem.forms());
   if (!backward) {  // values that are the same for all tiles stay in registers
     const auto forms = scoring::column_forms(program_of(p), p.attention.kv_offset);
     const auto stays = [&](const PairTile& tile) {

@@ -10,27 +10,16 @@
 #include "cuda/jit/source.h"
 #include "cuda/score/planned_read.h"
 #include "cuda/score/row_reads.h"
-#include "cuda/score/score_facts.h"
 #include "cuda/tune/chosen.h"
-#include "mask/band.h"
+#include "cuda/tune/hopper_problem.h"
 #include "problem/problem.h"
 
 namespace foveal::cuda {
 
 struct ReadPlan;  // tune/read_plan.h
 
-/// How a kernel finds the tiles of a row, in the order of device::TileSource.
-enum class Sm90Tiles { all, causal, band, list };
-const char* to_string(Sm90Tiles tiles);
-
-/// The mask as the kernels see it. `band` counts local positions and is clamped to 32 bits.
-struct Sm90Mask {
-  Sm90Tiles tiles = Sm90Tiles::all;
-  mask::Band band{};
-};
-Sm90Mask sm90_mask(const problem::Problem& problem);
-
-/// Per thread of two warpgroups, when the producer warpgroup keeps these of the 3 x 168 that a launch of 384 threads gives.
+/// Registers per thread of two consumer warpgroups, when each thread of the producer warpgroup keeps `producer_registers` of the 168 that a
+/// launch of 384 threads gives it.
 constexpr int sm90_consumer_registers(int producer_registers) { return (3 * 168 - producer_registers) / 2; }
 
 struct Sm90ForwardConfig {
@@ -43,9 +32,10 @@ struct Sm90ForwardConfig {
   bool ping_pong = true;                       ///< one warpgroup's softmax overlaps the products of another
   bool intra_warpgroup_overlap = false;        ///< softmax overlaps the P V product of the same warpgroup
   int packed_heads = 1;                        ///< GQA packing: query heads that share a tile
-  int pair_stages = 0;                         ///< of reads that TMA loads as tiles; 0: there are none
+  int pair_stages = 0;                         ///< of reads that TMA loads as tiles; 0: none
   bool split_kv = false;                       ///< several tasks share the keys of a row of tiles
   bool paged = false;                          ///< the producer warp looks up pages or ranges, which takes more registers
+  bool listed = false;                         ///< tiles come from lists, and partial ones evaluate the mask
   LineValues lines{};                          ///< evaluated by a warp of the producer warpgroup
   std::vector<PairTile> tiles{};               ///< reads that TMA loads as tiles
   std::vector<ReadTable> tables{};             ///< in shared memory
@@ -79,8 +69,8 @@ struct Sm90BackwardConfig {
 
   int block_q = 64, block_kv = 128;  ///< of a CTA
   int stages = 2;                    ///< of queries and gradients of the output
-  int pair_stages = 0;               ///< of reads that TMA loads as tiles; 0: there are none
-  int group_tasks = 0;               ///< among which the query heads of a kv head are split (sm90_group_tasks); 0: not picked yet
+  int pair_stages = 0;               ///< of reads that TMA loads as tiles; 0: none
+  int group_tasks = 0;               ///< that share the query heads of a kv head (sm90_group_tasks); 0: not chosen yet
   int producer_registers = 0;        ///< per thread of the producer warpgroup; the consumers share the rest
   bool collects = false;             ///< sums gradients of parameters, except those with a kernel of their own
   StagedReads staged{};              ///< trained reads whose terms the producer warpgroup sums
@@ -109,8 +99,8 @@ struct Sm90CollectConfig {
   static constexpr int block_q = 64, block_kv = 128, threads = 384;
   static constexpr int producer_registers = 72, consumer_registers = sm90_consumer_registers(producer_registers);
   int stages;
-  StagedReads staged;
-  LineValues lines;
+  StagedReads staged{};
+  LineValues lines{};
   std::vector<ReadBins> bins{};
   std::vector<PlannedRead> reads{};  ///< trained reads
 
@@ -135,11 +125,11 @@ struct Sm90RowsConfig {
 struct Sm90PairsConfig {
   static constexpr int consumers = 2;  ///< warpgroups of 64 queries
   static constexpr int block_q = 64 * consumers, threads = 128 * (1 + consumers);
-  static constexpr int tasks_ahead = 4;  ///< of those that are cleared up after
+  static constexpr int tasks_ahead = 4;  ///< started tasks that the warps which write zeros may lag behind
   int block_kv;
-  int stages;                   ///< of everything that one batch and head give
-  std::vector<PairTile> tiles;  ///< reads that come as tiles
-  int pair_stages;              ///< of these, each 64 keys wide
+  int stages;                     ///< of q, k, v and dout of one batch and head
+  std::vector<PairTile> tiles{};  ///< reads that come as tiles
+  int pair_stages = 0;            ///< of these, each 64 keys wide
 
   bool is_narrow() const { return block_kv == 64; }
   int producer_registers() const { return is_narrow() ? 72 : 56; }
@@ -149,54 +139,56 @@ struct Sm90PairsConfig {
 
 /// The pipeline of the tiles of these reads.
 device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns);
-/// How `room` bytes of shared memory are divided among scatters: all elements of one with some copies, a window of them, or none.
+/// Divides `room` bytes of shared memory among the reads that scatter. A read gets bins for all of its elements, replicated while there is
+/// room, or for a window of them around a tile, or none: it then adds to sums in L2.
 std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);
 
-/// The backward kernels. Above head dim 128 a cluster of two CTAs shares a task, whose registers and shared memory are full: terms of pairs
-/// are then summed by a kernel of their own (sm90_collect_config).
+/// The two backward kernels. Above head dim 128 a cluster of two CTAs shares a task. Its registers and shared memory are full, so another
+/// kernel sums terms of pairs (sm90_collect_config).
 struct Sm90BackwardVariant {
   const char* kernel;
   int block_kv;                 ///< Sm90BackwardConfig::block_kv
-  std::int64_t max_head_dim_v;  ///< beside its head dims
+  std::int64_t max_head_dim_v;  ///< for the head dims that it serves
   bool is_wide;                 ///< has no registers for terms of pairs
 };
 /// The one for the problem's head dims.
 const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& problem);
-/// The kernel that sums gradients of parameters after a backward kernel without registers for
-/// per-pair terms; nothing where it does not fit.
+/// The kernel that sums gradients of parameters after a backward kernel without registers for per-pair terms. nullopt if it does not fit
+/// shared memory.
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& problem, const ReadPlan& plan);
-/// The kernel that sums reads of tables per query: as many as fit shared memory, the smallest first. Nothing where none fits.
+/// The kernel that sums reads of tables per query: as many of the reads as fit shared memory, the smallest first. nullopt if none fits.
 std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& problem, std::vector<RowRead> reads);
 /// The kernel that writes gradients with an element for each pair.
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& problem);
 /// Reads of one element per pair that kernels may load as tiles. collects: not those needed after the
 /// probabilities, when the tiles' stage has been released.
-std::vector<PairTile> sm90_pair_tiles(const problem::Problem& problem, bool collects = false);
+std::vector<PairTile> sm90_pair_tiles(const HopperProblem& problem, bool collects = false);
 /// The line values of the score, where the kernel has warps to evaluate them.
-LineValues sm90_line_values(const problem::Problem& problem, const Sm90BackwardConfig& config = {});
+LineValues sm90_line_values(const HopperProblem& problem, const Sm90BackwardConfig& config = {});
 
 /// The configurations of all rows of a table (sm90_forward_choice.cpp, sm90_backward_choice.cpp) that apply and fit, the best
 /// for this problem first; empty when none fits.
-std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& problem);
-std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& problem, const ReadPlan& plan);
+std::vector<Sm90ForwardConfig> sm90_forward_candidates(const HopperProblem& problem);
+std::vector<Sm90BackwardConfig> sm90_backward_candidates(const HopperProblem& problem, const ReadPlan& plan);
 
-/// The tuned configuration of this device, or the first candidate. Nothing when no row fits.
-std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const problem::Problem& problem, const std::string& device);
-std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& problem, const ReadPlan& plan,
+/// The tuned configuration of this device, or else the first candidate. nullopt if no row fits.
+std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const HopperProblem& problem, const std::string& device);
+std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const HopperProblem& problem, const ReadPlan& plan,
                                                                const std::string& device);
 
-/// Why a completed configuration cannot run a problem, or nothing.
-std::optional<std::string> sm90_illegal(const problem::Problem& problem, const Sm90ForwardConfig& config);
-std::optional<std::string> sm90_illegal(const problem::Problem& problem, const ReadPlan& plan, const Sm90BackwardConfig& config);
+/// Why a completed configuration cannot run a problem; nullopt if it can.
+std::optional<std::string> sm90_illegal(const HopperProblem& problem, const Sm90ForwardConfig& config);
+std::optional<std::string> sm90_illegal(const HopperProblem& problem, const ReadPlan& plan, const Sm90BackwardConfig& config);
 
 /// Every legal configuration, the candidates first: the search space of `foveal tune`.
-std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& problem);
-std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& problem, const ReadPlan& plan);
+std::vector<Sm90ForwardConfig> sm90_forward_space(const HopperProblem& problem);
+std::vector<Sm90BackwardConfig> sm90_backward_space(const HopperProblem& problem, const ReadPlan& plan);
 
-/// Tables that fit `room` bytes of shared memory, the smallest first, with as many copies as do.
-std::vector<ReadTable> sm90_fitting_tables(const problem::Problem& problem, const std::vector<PairTile>& tiles, std::size_t room);
+/// Those of these tables (find_read_tables) that fit `room` bytes of shared memory, with as many copies as do.
+std::vector<ReadTable> sm90_fitting_tables(const std::vector<ReadTable>& found, std::size_t room);
 
 constexpr std::size_t sm90_shared_limit = 232448;  ///< bytes of a CTA
+inline bool fits(const problem::Problem& problem, const auto& config) { return config.shared_bytes(problem) <= sm90_shared_limit; }
 constexpr std::int64_t sm90_max_head_dim = 256;
 
 }  // namespace foveal::cuda

@@ -9,30 +9,38 @@ namespace {
 
 /// What rows of the forward tables depend on.
 struct ForwardFacts {
-  const problem::Problem& p;
+  const HopperProblem& problem;
+  const problem::Problem& p = problem.problem;
   std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   std::int64_t rows = p.seqlen_q * p.group_size;  ///< of queries that share keys
-  Sm90Tiles tiles = sm90_mask(p).tiles;
+  Sm90Tiles tiles = problem.mask.tiles;
   bool bf16 = p.dtype == DType::bf16;
   bool scored = p.has_score_mod();
-  bool listed = tiles == Sm90Tiles::list;
-  bool skips = tiles != Sm90Tiles::all;  ///< tiles: the walk of a row is short
+  bool listed = problem.mask.is_list();
+  bool skips = tiles != Sm90Tiles::all;  ///< tiles, so that rows are short
   bool dropout = p.attention.dropout_p > 0;
   bool plain = !scored && !listed && !dropout;
-  LineValues lines = sm90_line_values(p);
-  std::vector<PairTile> pair_tiles = sm90_pair_tiles(p);
+  LineValues lines = sm90_line_values(problem);
+  std::vector<PairTile> pair_tiles = sm90_pair_tiles(problem);
   bool wide_pair_tiles = pair_tiles.size() > 1 || (pair_tiles.size() == 1 && pair_tiles[0].element_bytes > 2);
   bool reads_pairs = cuda::reads_pairs(p, 0, pair_tiles);
   bool special = evaluates_special_functions(p);
   bool light = is_light(p);
-  bool capped = is_softcap(p);
-  bool sum = is_sum(p);
-  bool may_be_raw = bf16 && !p.part;  ///< offsets: such tasks can be done again where raw scores do not hold them
+  bool capped = scored && is_softcap(problem.forms());
+  bool sum = scored && is_sum(problem.forms());
+  std::vector<ReadTable> tables = scored ? find_read_tables(p, {}) : std::vector<ReadTable>{};  ///< where no read comes as tiles
+  std::vector<ReadTable> tables_beside_tiles = pair_tiles.empty() ? tables : find_read_tables(p, pair_tiles);
+  std::vector<scoring::ValueId> row_values = find_row_values(p);
+  std::vector<scoring::ValueId> long_row_values = row_values.empty() ? row_values : find_long_row_values(problem.forms(), row_values);
+  bool may_be_raw = bf16 && !p.part;  ///< offsets may be added to raw scores: a task that overflows is repeated
   int columns = may_be_raw ? offsets_as_columns(p, lines) : 0;
   /// For three warpgroups whose tables fit. With two it was slower under causal masks and for tables indexed by a difference of positions.
-  bool offsets_first = may_be_raw && dim <= 64 && !skips && !dropout && offsets_come_first(p, pair_tiles, find_read_tables(p, pair_tiles));
+  bool offsets_first = may_be_raw && dim <= 64 && !skips && !dropout && come_first(pair_tiles, tables_beside_tiles);
 
   bool is_decode() const;
+  bool come_first(const std::vector<PairTile>& used_tiles, const std::vector<ReadTable>& used_tables) const {
+    return scored && offsets_come_first(problem.forms(), used_tiles, used_tables);
+  }
 };
 
 /// Decode and short prefill, bound by reading keys and values: heads of a group may share a tile, and tasks may share the keys.
@@ -182,7 +190,7 @@ const std::vector<ForwardRow>& forward_rows() {
   return rows;
 }
 
-/// Lines, and offsets that tensor cores can add as columns beside the head dim.
+/// Sets the line values, and the offsets that tensor cores add as columns beside the head dim.
 void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.lines = f.lines;
   config.raw_offsets = f.may_be_raw && !config.is_decode();
@@ -191,20 +199,23 @@ void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.lines.checked = true;
 }
 
-/// With what follows from the fields that are chosen and tuned, which stay as they are. Nothing where these do not fit.
+/// Fills in the fields that follow from the chosen and tuned ones. nullopt if the configuration does not fit shared memory.
 std::optional<Sm90ForwardConfig> completed(const ForwardFacts& f, Sm90ForwardConfig config) {
   config.paged = f.p.paged || f.p.spread;
+  config.listed = f.listed;
   if (config.packed_heads == 1) take_lines(f, config);  // of one head
   if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   const std::size_t taken = config.shared_bytes(f.p);
   if (taken > sm90_shared_limit) return std::nullopt;
-  if (!config.is_decode()) config.tables = sm90_fitting_tables(f.p, config.tiles, sm90_shared_limit - taken);
-  config.offsets_first = f.offsets_first && config.consumers == 3 && offsets_come_first(f.p, config.tiles, config.tables);
-  config.row_values = config.offsets_first ? find_row_values(f.p) : find_long_row_values(f.p);
+  if (!config.is_decode())
+    config.tables = sm90_fitting_tables(config.tiles.empty() ? f.tables : f.tables_beside_tiles, sm90_shared_limit - taken);
+  config.offsets_first = f.offsets_first && config.consumers == 3 && f.come_first(config.tiles, config.tables);
+  config.row_values = config.offsets_first ? f.row_values : f.long_row_values;
   return config;
 }
 
-/// Decode: all heads of a group, and as many stages as there is room for. Nothing: no room even so, and tiles have one head.
+/// Decode: packs all heads of a group, with as many stages as fit shared memory. nullopt if even the fewest do not fit; tiles then have one
+/// head.
 std::optional<Sm90ForwardConfig> with_heads_and_stages(const ForwardFacts& f, Sm90ForwardConfig config) {
   config.packed_heads = static_cast<int>(f.p.group_size);
   for (;;) {
@@ -219,9 +230,9 @@ std::optional<Sm90ForwardConfig> with_heads_and_stages(const ForwardFacts& f, Sm
   }
 }
 
-/// Shared memory beside K and V, in this order: tables that pairs read at any index (without them each pair gathers from
-/// L2, 20 times the plain pass for a table that a matrix of integers indexes), stages of the tiles of reads of one
-/// element per pair, the queries of the next task.
+/// Divides the shared memory that K and V leave, in this order: tables that pairs read at any index (without them each pair gathers from
+/// L2, which takes 20 times the plain pass for a table indexed by a matrix of integers), stages of tiles for reads of one element per pair,
+/// the queries of the next task.
 std::optional<Sm90ForwardConfig> with_pair_tiles_and_tables(const ForwardFacts& f, const Sm90ForwardConfig& config) {
   std::optional<Sm90ForwardConfig> best;
   const auto consider = [&](int pair_stages, int query_stages) {
@@ -237,55 +248,60 @@ std::optional<Sm90ForwardConfig> with_pair_tiles_and_tables(const ForwardFacts& 
   return best;
 }
 
-std::vector<Chosen<Sm90ForwardConfig>> forward_chosen(const ForwardFacts& f) {
-  const auto illegal = [&](const Sm90ForwardConfig& config) { return sm90_illegal(f.p, config); };
-  if (f.is_decode())
-    if (auto chosen = chosen_of(decode_rows(), f, with_heads_and_stages, illegal); !chosen.empty()) return chosen;
-  if (auto chosen = chosen_of(offset_rows(), f, with_pair_tiles_and_tables, illegal); !chosen.empty()) return chosen;
-  return chosen_of(forward_rows(), f, with_pair_tiles_and_tables, illegal);
-}
-
-}  // namespace
-
-std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p) { return configs_of(forward_chosen({p})); }
-
-std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const problem::Problem& p, const std::string& device) {
-  const ForwardFacts facts{p};
-  return choice(
-      p, device, Sm90ForwardConfig::family, forward_chosen(facts),
-      [&](const Sm90ForwardConfig& config) { return completed(facts, config); },
-      [&](const Sm90ForwardConfig& config) { return sm90_illegal(p, config); });
-}
-
-std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90ForwardConfig& config) {
-  const ForwardFacts f{p};
+std::optional<std::string> illegal(const ForwardFacts& f, const Sm90ForwardConfig& config) {
+  const problem::Problem& p = f.p;
   if (config.block_kv % 16 != 0 || config.block_kv < 16 || config.block_kv > 256)
-    return base::join("block_kv ", config.block_kv, " is no multiple of 16 to 256");
+    return base::join("block_kv ", config.block_kv, " must be a multiple of 16 from 16 to 256");
   if (config.consumers < 1 || config.consumers > 3 || config.stages < 2 || config.stages > 8 || config.query_stages < 1 ||
       config.query_stages > 2 || config.pair_stages < 0 || config.pair_stages > 2)
-    return "consumers 1 to 3, stages 2 to 8, query_stages 1 or 2, pair_stages 0 to 2 are there";
+    return "consumers must be 1 to 3, stages 2 to 8, query_stages 1 or 2, pair_stages 0 to 2";
   if (config.packed_heads != 1 && config.packed_heads != p.group_size)
-    return base::join("packed_heads ", config.packed_heads, " is neither 1 nor ", p.group_size);
+    return base::join("packed_heads ", config.packed_heads, " must be 1 or ", p.group_size);
   if (config.is_decode() && (!f.is_decode() || config.packed_heads != p.group_size || config.queries() < 1 ||
                              (config.consumers == 1) != (f.rows <= 64) || config.consumers == 3))
-    return "one warpgroup and packed heads are for few queries";
-  if (config.ping_pong && config.consumers == 1) return "ping-pong takes two warpgroups";
-  if (config.pair_stages > 0 && (f.pair_tiles.empty() || config.is_decode())) return "no read comes as tiles";
+    return "one warpgroup and packed heads must be, and may only be, used for few queries";
+  if (config.ping_pong && config.consumers == 1) return "ping_pong must be 0 with one consumer";
+  if (config.pair_stages > 0 && (f.pair_tiles.empty() || config.is_decode()))
+    return "pair_stages must be 0 where no read can be loaded as tiles";
   if (config.consumers == 3 && f.offsets_first && !config.offsets_first) return "three warpgroups have no registers for reads of pairs";
   // Accumulators of the output, scores, probabilities, and what else a thread has.
   const std::int64_t registers = base::round_up(p.head_dim_v, 16) / 2 + config.block_kv / 2 + config.block_kv / 4 + 24;
   const int most = config.consumer_registers();
-  if (registers > most) return base::join(registers, " registers a thread exceed ", most);
+  if (registers > most) return base::join(registers, " registers per thread exceed ", most);
   if (!fits(p, config)) return base::join(config.shared_bytes(p), " bytes of shared memory exceed ", sm90_shared_limit);
   return std::nullopt;
 }
 
-std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& p) {
-  const ForwardFacts facts{p};
-  std::vector<Sm90ForwardConfig> space = sm90_forward_candidates(p);
+std::vector<Chosen<Sm90ForwardConfig>> forward_chosen(const ForwardFacts& f) {
+  const auto is_illegal = [&](const Sm90ForwardConfig& config) { return illegal(f, config); };
+  if (f.is_decode())
+    if (auto chosen = chosen_of(decode_rows(), f, with_heads_and_stages, is_illegal); !chosen.empty()) return chosen;
+  if (auto chosen = chosen_of(offset_rows(), f, with_pair_tiles_and_tables, is_illegal); !chosen.empty()) return chosen;
+  return chosen_of(forward_rows(), f, with_pair_tiles_and_tables, is_illegal);
+}
+
+}  // namespace
+
+std::vector<Sm90ForwardConfig> sm90_forward_candidates(const HopperProblem& problem) { return configs_of(forward_chosen({problem})); }
+
+std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const HopperProblem& problem, const std::string& device) {
+  const ForwardFacts facts{problem};
+  return choice(
+      facts.p, device, Sm90ForwardConfig::family, forward_chosen(facts),
+      [&](const Sm90ForwardConfig& config) { return completed(facts, config); },
+      [&](const Sm90ForwardConfig& config) { return illegal(facts, config); });
+}
+
+std::optional<std::string> sm90_illegal(const HopperProblem& problem, const Sm90ForwardConfig& config) {
+  return illegal({problem}, config);
+}
+
+std::vector<Sm90ForwardConfig> sm90_forward_space(const HopperProblem& problem) {
+  const ForwardFacts facts{problem};
+  std::vector<Sm90ForwardConfig> space = configs_of(forward_chosen(facts));
   const bool decode = facts.is_decode();
   const auto add = [&](const std::optional<Sm90ForwardConfig>& config) {
-    if (config && !sm90_illegal(p, *config)) add_new(*config, space);
+    if (config && !illegal(facts, *config)) add_new(*config, space);
   };
   for (const int consumers : {1, 2, 3})
     for (const int block_kv : {64, 80, 96, 112, 128, 144, 160, 176, 192})
@@ -295,12 +311,13 @@ std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& p) {
                                    .consumers = consumers,
                                    .stages = decode ? 4 : 2,
                                    .ping_pong = ping_pong,
-                                   .intra_warpgroup_overlap = overlap};
+                                   .intra_warpgroup_overlap = overlap,
+                                   .listed = facts.listed};
           if (decode) {
             add(with_heads_and_stages(facts, config));
             config.stages = 2;
           }
-          for (config.query_stages = 2; config.query_stages > 1 && !fits(p, config);) --config.query_stages;
+          for (config.query_stages = 2; config.query_stages > 1 && !fits(facts.p, config);) --config.query_stages;
           add(with_pair_tiles_and_tables(facts, config));
         }
   return space;

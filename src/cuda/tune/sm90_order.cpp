@@ -271,9 +271,10 @@ Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, con
   return best;
 }
 
-device::Divisor sm90_kv_splits(const problem::Problem& p, const Sm90ForwardConfig& config, int multiprocessors) {
+device::Divisor sm90_kv_splits(const HopperProblem& problem, const Sm90ForwardConfig& config, int multiprocessors) {
   if (!config.is_decode()) return divisor(1);
-  const auto rows = sm90_row_tiles(sm90_mask(p), p.seqlen_q, config.queries(), p.seqlen_kv, config.block_kv, Sm90Walk::keys);
+  const problem::Problem& p = problem.problem;
+  const auto rows = sm90_row_tiles(problem.mask, p.seqlen_q, config.queries(), p.seqlen_kv, config.block_kv, Sm90Walk::keys);
   std::int64_t tiles = 0;
   for (const Sm90TileRange& row : rows) tiles = std::max(tiles, row.end - row.begin);
   const std::int64_t tasks = p.batch * p.heads_q / config.packed_heads * static_cast<std::int64_t>(rows.size());

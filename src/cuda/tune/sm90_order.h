@@ -13,8 +13,8 @@ struct Sm90Tasks {
   std::vector<double> row_cost;  ///< time of each row of one head, in tiles
   std::int64_t heads, batch;
   std::int64_t head_bytes;        ///< working set of the tasks of one head in L2
-  bool first_row_first = false;   ///< row 0 is the longest one, and starts a section; otherwise the last row
-  bool sequences_inside = false;  ///< the sequences of one head follow each other instead of the heads of one sequence
+  bool first_row_first = false;   ///< a section starts with row 0, its longest; otherwise with the last row
+  bool sequences_inside = false;  ///< sequences vary fastest, so that the tasks of one head follow each other; otherwise heads do
 };
 
 /// How tasks are assigned to CTAs.
@@ -62,20 +62,22 @@ constexpr Sm90ScheduleCosts pairs{.spilling_cost = 0.3};
 namespace schedule_rules {
 constexpr double task_ends = 0.7;  ///< prologue and epilogue of a task
 constexpr double part_ends = 0.1;  ///< of a part of a row, whose next one is loaded meanwhile
-/// Adding to dk and dv in memory, where tasks share a group: for each time that this is as much as a tile adds to dq. Measured.
+/// Time to add a task's dk and dv to sums in memory, where tasks share a group, in multiples of the elements that a tile adds to dq.
+/// Measured.
 constexpr double adding = 0.6;
-/// Part of the time that is lost where tasks of four query heads differ in length and drift apart: for each doubling of the bytes of all
-/// heads beyond twice L2, and at most. Measured.
+/// Fraction of the time lost where tasks of four query heads differ in length and drift apart: per doubling of the bytes of all heads
+/// beyond twice L2, and its limit. Measured.
 constexpr double drifting = 0.06, most_drifting = 0.07;
-/// Split-KV, in the time of a tile while all multiprocessors read: a tile while few read, as half of them take all that memory gives; the
-/// ends of a task; the merge. The splits picked were within 2 % of the best that were measured.
+/// Split-KV, in units of the time of a tile while all multiprocessors read: the time of a tile while few read (half of the multiprocessors
+/// saturate memory), the prologue and epilogue of a task, and the merge. The splits chosen were within 2 % of the best measured.
 constexpr double read_alone = 0.45, split_ends = 1, merging = 2.5;
 
-constexpr double persistent_share_of_l2 = 0.6;  ///< that a section of a persistent grid fills before each doubling has its price
-constexpr int most_rows_in_turn = 4;            ///< of one head that run at a time where they wait for each other
+constexpr double persistent_share_of_l2 = 0.6;  ///< that a section of a persistent grid may fill before it loses time
+constexpr int most_rows_in_turn = 4;            ///< rows of a head that run at a time where they wait for each other
 constexpr int most_row_parts = 16, most_kv_splits = 128;
-constexpr int enough_tasks_of_team = 64;  ///< more even out without parts of rows
-/// Beyond as many tasks imbalance is negligible, and no schedule is simulated: dealt in rounds, and one by one, which takes longer.
+constexpr int enough_tasks_of_team = 64;  ///< with more tasks per team, rows need no parts to balance
+/// With more tasks than this imbalance is negligible and no schedule is simulated: for tasks dealt in rounds, and for dynamic assignment,
+/// whose simulation takes longer.
 constexpr std::int64_t most_dealt = 1 << 16, most_simulated = 1 << 13;
 }  // namespace schedule_rules
 
@@ -99,12 +101,12 @@ struct Sm90Schedule {
 TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t length, std::int64_t row_tokens, std::int64_t packed_heads,
                                 std::int64_t splits);
 
-/// Picks sections of heads whose working set stays in L2 and whose tasks balance: some LPT schedules are simulated and the shortest
-/// makespan wins. With one CTA per task the load balances itself, except at the end: the last section may be larger, so that its longest
-/// tasks do not begin too late. in_order: forces Sm90Dealing::persistent_in_order.
+/// Chooses sections of heads whose working set stays in L2 and whose tasks balance: simulates some LPT schedules and takes the one with the
+/// shortest makespan. With one CTA per task the hardware balances the load, except at the end: the last section may be larger, so that its
+/// longest tasks do not start too late. in_order: forces Sm90Dealing::persistent_in_order.
 Sm90Schedule sm90_schedule(const Sm90Tasks& tasks, const Sm90ScheduleCosts& costs, const Sm90Teams& teams, bool in_order = false);
 
-/// What a task loops over, while it owns a row of tiles of the other.
+/// What a task loops over. It owns a row of tiles: of queries if it walks keys, of keys if it walks queries.
 enum class Sm90Walk { keys, queries };
 
 /// Tiles that each row of tiles visits.
@@ -116,7 +118,7 @@ std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t row
 
 device::Divisor divisor(std::int64_t value);
 
-/// The number of these tiles, plus the prologue and epilogue of a row.
+/// The number of these tiles plus the cost of a row's prologue and epilogue.
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                   Sm90Walk walk);
 
@@ -128,7 +130,7 @@ struct Sm90RowParts {
 Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& tasks, const Sm90ScheduleCosts& costs,
                                      const Sm90Teams& teams);
 
-/// Split-KV: in how many splits the keys of a row of tiles are best read, so that all multiprocessors read; 1 unless there are few queries.
-device::Divisor sm90_kv_splits(const problem::Problem& problem, const Sm90ForwardConfig& config, int multiprocessors);
+/// Split-KV: into how many tasks the keys of a row of tiles are split so that all multiprocessors are busy; 1 unless there are few queries.
+device::Divisor sm90_kv_splits(const HopperProblem& problem, const Sm90ForwardConfig& config, int multiprocessors);
 
 }  // namespace foveal::cuda

@@ -14,23 +14,23 @@
 
 namespace foveal::cuda {
 
-/// What configurations of a problem depend on: pass, dtype, head dims, lengths rounded up to powers of two, whether heads share keys, and
-/// the programs.
+/// The class of a problem in these files: pass, dtype, head dims, lengths rounded up to powers of two, whether heads share keys, and the
+/// programs.
 std::string problem_class(const problem::Problem& problem);
 
 struct Tuned {
   std::string config;
   std::string source;  ///< "table.txt:3"
 };
-/// What replaces a table's choice: the configuration of a Trial, or of the file. Throws invalid_argument, naming
-/// file and line, for a file that cannot be read.
+/// The configuration that replaces a table's choice: that of a Trial, or else the file's. Throws invalid_argument, naming file and line,
+/// for a file that cannot be read.
 std::optional<Tuned> tuned_config(const problem::Problem& problem, const std::string& device, const std::string& family);
-/// The line of a file.
+/// A line for such a file.
 std::string tuned_line(const problem::Problem& problem, const std::string& device, const std::string& family, const std::string& config);
 /// Overrides FOVEAL_TUNED and reads the file; "" for none.
 void set_tuned_file(const std::string& path);
 
-/// While it lives, this thread's plans take this configuration of a family.
+/// While it lives, this thread's plans use this configuration of a family.
 class Trial {
  public:
   Trial(std::string family, std::string config);
@@ -53,7 +53,7 @@ std::string text_of(const Config& config) {
   return text;
 }
 
-/// Throws invalid_argument, naming `source`, for text that is no such list.
+/// Throws invalid_argument, naming `source`, for any other text.
 template <class Config>
 Config parse_config(const std::string& text, const std::string& source) {
   Config config;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cuda/kernels_of.h"
-#include "cuda/launch/rows.h"
+#include "cuda/launch/move_rows.h"
 #include "foveal/error.h"
 #include "problem/line_problem.h"
 

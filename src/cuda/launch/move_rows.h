@@ -1,5 +1,6 @@
 #pragma once
-// Kernels that copy and add rows between buffers of one device, and finish what parts of an attention have summed. Compiled on first use.
+// Kernels that copy and add rows between buffers of one device, and turn the sums of an attention's parts into its results. Compiled on
+// first use.
 #include <map>
 #include <memory>
 #include <mutex>

@@ -1,4 +1,4 @@
-#include "cuda/launch/rows.h"
+#include "cuda/launch/move_rows.h"
 
 #include <algorithm>
 #include <limits>
@@ -10,15 +10,15 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr unsigned threads = 256;
-constexpr std::int64_t most_ctas = 4096;
+constexpr unsigned row_threads = 256;
+constexpr std::int64_t most_row_ctas = 4096;
 
 const char* type_of(DType dtype) {
   if (dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return element_type(dtype);
   base::fail(ErrorCode::unsupported, "rows of ", to_string(dtype), "; expected f64, f32, bf16 or f16");
 }
 
-DType wide_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+DType wide_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 /// May `count` neighbours along dim be read or written at once?
 bool in_pieces(const DeviceRows& rows, const RowSizes& sizes, std::int64_t count) {
@@ -28,7 +28,7 @@ bool in_pieces(const DeviceRows& rows, const RowSizes& sizes, std::int64_t count
          multiple(rows.batch, sizes.batch) && multiple(rows.token, sizes.tokens) && multiple(rows.head, sizes.heads);
 }
 
-/// Elements at once, 16 bytes of the wider type at most.
+/// Elements that a thread moves at once: at most 16 bytes of the wider type.
 int vector_of(const DeviceRows& a, const DeviceRows& b, const RowSizes& sizes) {
   const std::size_t widest = std::max(size_of(a.dtype), size_of(b.dtype));
   for (int count = static_cast<int>(16 / widest); count > 1; count /= 2)
@@ -43,22 +43,22 @@ jit::Constants move_constants(DType from, DType to, int vector, bool tokens_last
 }
 jit::Constants finish_constants(DType element, DType sink, bool has_sink, int vector) {
   jit::Constants constants;
-  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(wide_of(element))).set_type("Sink", type_of(sink));
+  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(wide_type(element))).set_type("Sink", type_of(sink));
   constants.set("kHasSinkLogit", has_sink).set("kVector", vector);
   return constants;
 }
 jit::Constants sink_gradient_constants(DType element, DType sink) {
   jit::Constants constants;
-  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(wide_of(element))).set_type("Sink", type_of(sink));
+  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(wide_type(element))).set_type("Sink", type_of(sink));
   return constants;
 }
 
 jit::LaunchShape shape_of(std::int64_t work, std::int64_t batch) {
-  const std::int64_t ctas = std::clamp<std::int64_t>(base::divide_up(work, threads), 1, most_ctas);
-  return {.grid_x = static_cast<unsigned>(ctas), .grid_y = static_cast<unsigned>(batch), .threads = threads};
+  const std::int64_t ctas = std::clamp<std::int64_t>(base::divide_up(work, row_threads), 1, most_row_ctas);
+  return {.grid_x = static_cast<unsigned>(ctas), .grid_y = static_cast<unsigned>(batch), .threads = row_threads};
 }
 
-/// Launches are over batches of at most this many, and of rows that 32 bits count.
+/// The grid takes at most 65535 batches, and kernels count rows in 32 bits.
 void check(const RowSizes& sizes) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
   FOVEAL_CHECK(sizes.batch <= 65535, "batch: ", sizes.batch, "; expected at most 65535 on a GPU");
@@ -74,8 +74,7 @@ const jit::Kernel& RowKernels::kernel(const std::string& stem, const jit::Consta
   const auto found = kernels_.find(key);
   if (found != kernels_.end()) return found->second;
   const driver::DeviceFacts& facts = driver::device_facts(device_);
-  const auto image = jit::compile(
-      jit::KernelSource{.stem = stem, .entry = stem, .constants = constants, .score = {}, .arch = jit::arch_of(facts.major, facts.minor)});
+  const auto image = jit::compile(jit::KernelSource{.stem = stem, .constants = constants, .arch = jit::arch_of(facts.major, facts.minor)});
   return kernels_.emplace(key, jit::Kernel(image, device_, 0)).first->second;
 }
 
@@ -157,10 +156,8 @@ const RowKernels& row_kernels(int device) {
 
 std::vector<jit::KernelSource> row_kernel_sources(DType element) {
   std::vector<jit::KernelSource> sources;
-  const auto add = [&](const char* stem, const jit::Constants& constants) {
-    sources.push_back({.stem = stem, .entry = stem, .constants = constants, .score = {}, .arch = {}});
-  };
-  const DType wide = wide_of(element);
+  const auto add = [&](const char* stem, const jit::Constants& constants) { sources.push_back({.stem = stem, .constants = constants}); };
+  const DType wide = wide_type(element);
   for (const auto& [from, to] : {std::pair{element, element}, std::pair{wide, element}, std::pair{wide, wide}, std::pair{DType::f64, wide}})
     for (const int vector : {1, static_cast<int>(16 / std::max(size_of(from), size_of(to)))})
       add("move_rows", move_constants(from, to, vector, vector == 1));

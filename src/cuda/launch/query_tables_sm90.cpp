@@ -1,0 +1,35 @@
+#include "base/check.h"
+#include "cuda/launch/gradient_pass_sm90.h"
+#include "cuda/score/score_emit.h"
+
+namespace foveal::cuda {
+
+GradientKernelSm90 query_tables_sm90(const HopperProblem& problem, const Sm90RowsConfig& config, const driver::DeviceFacts& facts) {
+  const problem::Problem& p = problem.problem;
+  return {.name = "rows",
+          .source = query_tables_sm90_source(problem, config),
+          .block_q = config.block_q(),
+          .block_kv = config.block_kv,
+          .stages = config.stages,
+          .threads = config.threads(),
+          .shared_bytes = config.shared_bytes(p),
+          .walk = Sm90Walk::keys,
+          .schedule = sm90_schedule(
+              {.row_cost = sm90_row_cost(problem.mask, p.seqlen_q, config.block_q(), p.seqlen_kv, config.block_kv, Sm90Walk::keys),
+               .heads = p.heads_q,
+               .batch = p.batch,
+               .head_bytes = 2 * p.seqlen_kv * (p.head_dim + p.head_dim_v)},
+              schedule_costs::collect, {facts.multiprocessors, facts.l2_bytes})};
+}
+
+jit::KernelSource query_tables_sm90_source(const HopperProblem& problem, const Sm90RowsConfig& config) {
+  const problem::Problem& p = problem.problem;
+  jit::KernelSource source{.stem = "rows_sm90", .constants = sm90_constants(problem)};
+  source.score = emit_score(p, {.pairs = true, .rows = config.reads, .band = !problem.mask.is_list()});
+  source.constants.set("kConsumers", config.consumers).set("kStages", config.stages);
+  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
+  source.constants.set("kProducerRegisters", config.producer_registers()).set("kConsumerRegisters", config.consumer_registers());
+  return source;
+}
+
+}  // namespace foveal::cuda
