@@ -328,7 +328,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 const Candidate backward_sm90{.pass = Pass::backward, .design = design_backward_sm90, .families = families_backward_sm90};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, sm90_backward_variant(p).kernel,
+  return source_of(p, config, sm90_backward_variant(p).stem,
                    emit_score(p, {.lines = config.lines,
                                   .pairs = true,
                                   .tiles = config.tiles,

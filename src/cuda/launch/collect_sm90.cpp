@@ -43,7 +43,8 @@ jit::KernelSource collect_sm90_source(const problem::Problem& p, const Sm90Colle
                                 .bins = config.bins,
                                 .reads = config.reads,
                                 .band = sm90_mask(p).tiles != Sm90Tiles::list});
-  source.constants.set("kBlockQ", config.block_q)
+  source.constants.set("kBackwardKernel", static_cast<int>(config.kernel))
+      .set("kBlockQ", config.block_q)
       .set("kStages", config.stages)
       .set("kPairStages", 0)
       .set("kSplitsGroups", false)

@@ -42,7 +42,7 @@ void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& pla
   const auto is = [&](Collector collector, const char* kernel, std::string why) {
     planned.collector = collector, planned.kernel = kernel, planned.why = std::move(why);
   };
-  const char* const backward = sm90_backward_variant(p).kernel;
+  const char* const backward = sm90_backward_variant(p).stem;
   const char* const kernel = plan.collect ? "collect_sm90" : backward;
   const char* const kind = to_string(facts.kind);
   if (planned.collector == Collector::rows) return;  // already

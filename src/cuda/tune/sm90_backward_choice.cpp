@@ -14,7 +14,7 @@ struct BackwardFacts {
   bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0 && !p.ragged_kv();
   bool collects = plan.hopper;
   StagedReads staged = collects && !variant.is_wide ? plan.staged() : StagedReads{};
-  LineValues lines = sm90_line_values(p, {.block_kv = variant.block_kv, .staged = staged});
+  LineValues lines = sm90_line_values(p, {.block_kv = variant.block_kv(), .staged = staged});
   bool helpers = staged.any() || !lines.empty();  ///< the warps beside the one that loads have work
   bool light = is_light(p);
   std::vector<PairTile> pair_tiles = sm90_pair_tiles(p, collects);
@@ -63,7 +63,7 @@ using B = BackwardFacts;
 const std::vector<BackwardRow>& backward_rows() {
   static const std::vector<BackwardRow> rows = {
       {.applies = [](const B& f) { return f.variant.is_wide; },
-       .configs = {{.block_q = 64, .block_kv = 64}},
+       .configs = {{.block_q = 64, .block_kv = device::backward_family(device::BackwardKernel::wide).block_kv}},
        .why = "two CTAs of a cluster share a task: shared memory holds no more",
        .measured = grid},
       {.applies = [](const B& f) { return f.dim <= 64 && f.holds_little(); },
@@ -124,7 +124,7 @@ std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Pr
 
 std::optional<std::string> sm90_illegal(const problem::Problem& p, const ReadPlan& plan, const Sm90BackwardConfig& config) {
   const BackwardFacts f{p, plan};
-  if (config.block_kv != f.variant.block_kv) return base::join("block_kv is ", f.variant.block_kv, " at this head_dim");
+  if (config.block_kv != f.variant.block_kv()) return base::join("block_kv is ", f.variant.block_kv(), " at this head_dim");
   if (config.block_q != 64 && config.block_q != 128) return "block_q is 64 or 128";
   if (config.block_q == 128 && (f.dim > 64 || (f.collects && !f.only_sums()))) return "registers do not suffice for 128 queries";
   if (config.stages != 2) return "stages are 2";
@@ -144,7 +144,7 @@ std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& p, c
     for (const int pair_stages : {0, 1, 2})
       for (int tasks = 0; tasks <= (p.group_size > 1 ? p.group_size : 0); ++tasks) {
         const auto config =
-            completed(facts, {.block_q = block_q, .block_kv = facts.variant.block_kv, .pair_stages = pair_stages, .group_tasks = tasks});
+            completed(facts, {.block_q = block_q, .block_kv = facts.variant.block_kv(), .pair_stages = pair_stages, .group_tasks = tasks});
         if (config && !sm90_illegal(p, plan, *config)) add_new(*config, space);
       }
   return space;

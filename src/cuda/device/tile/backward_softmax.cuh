@@ -169,7 +169,7 @@ struct BackwardSoftmax : BackwardScores {
       for (int i = 0; i < kPart; i += 4) {
         float lse2[2], kept[4], tanh[4];
         if (i % 8 == 0) tiled = tiles.load(i / 8);
-        if constexpr (kPrefetchesLse && !kInParts) {
+        if constexpr (kFamily.prefetches_lse && !kInParts) {
           lse2[0] = lse_prefetch.value[i / 2];
           lse2[1] = lse_prefetch.value[i / 2 + 1];
         } else {
