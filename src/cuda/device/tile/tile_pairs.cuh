@@ -11,7 +11,7 @@ namespace foveal::device {
 /// array: of factors (0 for dropped pairs), or, if the gradient of the modified score is never formed without the slope, of probability *
 /// factor / unit. A factor includes its unit: without it, it may be the raw score itself, whose register the tensor cores need.
 constexpr bool kEarlyFactors = !kSlopeOfScore;
-constexpr bool is_early(int r) { return kSlopeOfScore || (kFactorOfScore[r] && !kFollowsFromDk[r]); }
+constexpr bool is_early(int r) { return kSlopeOfScore || (kRead[r].factor_of_score && !kRead[r].follows_from_dk); }
 constexpr int early_before(int end) {
   int count = 0;
   for (int r = 0; r < end; ++r) count += is_early(r);
@@ -69,9 +69,9 @@ struct TilePairs {
   template <int r, bool partial, bool guarded = true>
   FOVEAL_DEVICE float term(float gradient, const EarlyTerms& early, int i) const {
     if constexpr (is_early(r)) return gradient * early[early_before(r)][i];
-    if constexpr (kFactorIsOne[r]) return gradient;
+    if constexpr (kRead[r].factor_is_one) return gradient;
     const float product = gradient * read_factor_in_units<r>(0.0f, pair<partial>(i), args.score);
-    return kFactorIsFinite[r] || (kFactorIsTame[r] && !guarded) || gradient != 0.0f ? product : 0.0f;
+    return kRead[r].factor_is_finite || (kRead[r].factor_is_tame && !guarded) || gradient != 0.0f ? product : 0.0f;
   }
 };
 
