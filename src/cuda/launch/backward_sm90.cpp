@@ -66,7 +66,6 @@ class BackwardSm90 : public GpuExecutable {
         group_sums_(problem, config_, workspace_),
         gradients_(problem, read_plan_, workspace_),
         reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_) {
-    if (!read_plan_.collect) read_plan_.place(config_.bins);
     for (const PlannedRead& read : read_plan_.reads) {
       if (read.collector != Collector::pairs) continue;
       pairs_.emplace_back(problem_, read, *read_plan_.pairs, facts, workspace_);
@@ -242,7 +241,7 @@ class BackwardSm90 : public GpuExecutable {
 
   problem::Problem problem_;
   int device_;
-  ReadPlan read_plan_;
+  const ReadPlan read_plan_;
   Chosen<Sm90BackwardConfig> choice_;
   Sm90BackwardConfig config_;
   Sm90Mask mask_;
@@ -302,7 +301,9 @@ Design design_backward_sm90(const problem::Problem& p, const driver::DeviceFacts
   const auto choice = sm90_backward_choice(p, plan, facts.name);
   if (!choice) return Design::refused("no tile fits shared memory");
   if (auto reason = refuses(p, facts, plan, choice->config)) return Design::refused(*std::move(reason));
-  return {.make = [p, facts, plan, choice = *choice] { return std::make_unique<BackwardSm90>(p, facts, plan, choice); }};
+  return {.make = [p, facts, plan = plan.placed(choice->config.bins), choice = *choice] {
+    return std::make_unique<BackwardSm90>(p, facts, plan, choice);
+  }};
 }
 
 std::vector<Family> families_backward_sm90(const problem::Problem& p, const driver::DeviceFacts&) {

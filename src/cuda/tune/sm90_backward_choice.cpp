@@ -94,13 +94,13 @@ std::optional<Sm90BackwardConfig> completed(const BackwardFacts& f, Sm90Backward
   config.collects = f.collects;
   config.staged = f.staged;
   config.lines = f.lines;
-  config.reads = f.plan.reads;
   if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   if (!fits(p, config)) return std::nullopt;
   if (config.cluster_size() == 1) {
     if (f.collects) config.bins = sm90_bins(f.plan, sm90_shared_limit - config.shared_bytes(p));
     config.tables = sm90_fitting_tables(p, config.tiles, sm90_shared_limit - config.shared_bytes(p));
   }
+  config.reads = f.plan.placed(config.bins).reads;
   return config;
 }
 

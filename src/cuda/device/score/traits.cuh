@@ -13,19 +13,22 @@ struct ReadTraits {
   int param, rank;                        ///< its parameter
   int row_dim, column_dim;                ///< of a kElement read: the dimensions of q and kv
   bool stores;                            ///< each element is written once, as a ReadGradient
-  bool factor_of_score;                   ///< the factor depends on the score
   bool factor_is_one, factor_is_finite;   ///< for all pairs
   bool factor_is_tame;                    ///< finite where values along lines are tame
   bool follows_from_dk;                   ///< the factor is the raw score, and the sum of all terms is that of k . dk
+  bool has_terms;                         ///< where kCollectsTerms, the kernel sums terms of its pairs
+  bool is_early;                          ///< these are known only together with the probability, and stay in registers
+  bool is_staged;                         ///< other warps sum them along lines of a tile (tile/collect_reads.cuh)
   int bin_copies, bin_entries, bin_dims;  ///< bins in shared memory (tile/read_bins.cuh); dimensions as a bitmask
   bool bin_is_window;                     ///< bins hold some of the elements at a time
 
   template <class Self, class Fn>
   static void fields(Self& self, Fn fn) {
     fn("kind", self.kind), fn("param", self.param), fn("rank", self.rank), fn("row_dim", self.row_dim), fn("column_dim", self.column_dim);
-    fn("stores", self.stores), fn("factor_of_score", self.factor_of_score), fn("factor_is_one", self.factor_is_one);
+    fn("stores", self.stores), fn("factor_is_one", self.factor_is_one);
     fn("factor_is_finite", self.factor_is_finite), fn("factor_is_tame", self.factor_is_tame);
-    fn("follows_from_dk", self.follows_from_dk), fn("bin_copies", self.bin_copies), fn("bin_entries", self.bin_entries);
+    fn("follows_from_dk", self.follows_from_dk), fn("has_terms", self.has_terms), fn("is_early", self.is_early);
+    fn("is_staged", self.is_staged), fn("bin_copies", self.bin_copies), fn("bin_entries", self.bin_entries);
     fn("bin_dims", self.bin_dims), fn("bin_is_window", self.bin_is_window);
   }
 };

@@ -15,7 +15,7 @@ struct BackwardSoftmax : BackwardScores {
   /// Early terms of a pair: `start` makes them from its factors.
   template <int r, class Start>
   FOVEAL_DEVICE void start_terms(EarlyTerms& early, int i, const Score& raw, const Pair& at, Start&& start) const {
-    if constexpr (is_early(r)) {
+    if constexpr (kRead[r].is_early) {
       const float factor =
           kEarlyFactors ? read_factor<r>(raw, at, args.attention.score) : read_factor_in_units<r>(raw, at, args.attention.score);
       early[early_before(r)][i] = start(factor);

@@ -14,21 +14,21 @@
 namespace foveal::device {
 
 /// Does some read need terms of pairs?
-constexpr bool has_terms(int r) { return r < kReads && (!kRead[r].follows_from_dk || has_terms(r + 1)); }
+constexpr bool has_terms(int r) { return r < kReads && (kRead[r].has_terms || has_terms(r + 1)); }
 constexpr bool kSumsTerms = kCollectsTerms && has_terms(0);
 
-constexpr bool is_staged(int r) { return kRead[r].kind == kRow || kRead[r].kind == kDiagonal; }
 constexpr int staged_before(int end) {
   int count = 0;
-  for (int r = 0; r < end; ++r) count += is_staged(r);
+  for (int r = 0; r < end; ++r) count += kRead[r].is_staged;
   return count;
 }
 constexpr int kStagedReads = kCollectsTerms ? staged_before(kReads) : 0;
 
 /// Is there a read, or a staged read, whose factor is finite if line values are tame?
 constexpr bool any_tame(int r, bool staged) {
-  return r < kReads &&
-         ((kRead[r].factor_is_tame && !kRead[r].factor_is_finite && !is_early(r) && (!staged || is_staged(r))) || any_tame(r + 1, staged));
+  if (r >= kReads) return false;
+  const bool guards = kRead[r].has_terms && kRead[r].factor_is_tame && !kRead[r].factor_is_finite && !kRead[r].is_early;
+  return (guards && (!staged || kRead[r].is_staged)) || any_tame(r + 1, staged);
 }
 constexpr bool kTameReads = kCollectsTerms && any_tame(0, false);
 constexpr bool any_diagonal(int r) { return r < kReads && (kRead[r].kind == kDiagonal || any_diagonal(r + 1)); }
@@ -39,7 +39,7 @@ constexpr bool kFoldsRows = kStagedReads > 0 && any_tame(0, true) && !any_diagon
 constexpr int staged_floats_before(int end) {
   int count = 0;
   for (int r = 0; r < end; ++r)
-    if (is_staged(r)) count += ReadStageShape::floats(kBlockQ, kBlockKv, kRead[r].kind == kDiagonal);
+    if (kRead[r].is_staged) count += ReadStageShape::floats(kBlockQ, kBlockKv, kRead[r].kind == kDiagonal);
   return count;
 }
 
@@ -97,7 +97,7 @@ struct WarpPairs : BinnedPairs {
   template <bool partial, int r = 0>
   FOVEAL_DEVICE void sum_up(float gradient, const EarlyTerms& early, int i, TileSums& tile, ReadSums& sums) const {
     if constexpr (r < kReads) {
-      if constexpr (kRead[r].kind == kUniform && !kRead[r].follows_from_dk)
+      if constexpr (kRead[r].kind == kUniform && kRead[r].has_terms)
         tile.uniform[r][i % 4] += term<r, partial, partial>(gradient, early, i);
       if constexpr (kRead[r].kind == kColumn) sums.column[r][fragment_row(i)] += term<r, partial, partial>(gradient, early, i);
       if constexpr (is_binned(r)) {
@@ -145,7 +145,7 @@ struct WarpPairs : BinnedPairs {
         }
       }
     }
-    if constexpr (is_staged(r) && !kFoldsRows) {
+    if constexpr (kRead[r].is_staged && !kFoldsRows) {
       constexpr int shift = kRead[r].kind == kDiagonal;  // in blocks of 8 queries, between keys g and g + 8
       float* row = staged_row<r>(stage);
 #pragma unroll
@@ -171,7 +171,7 @@ struct WarpPairs : BinnedPairs {
       named_barrier_sync(kBinsBarrier, kBinThreads);
       flush_all_bins(sums, bins);
     }
-    if constexpr (kRead[r].kind == kUniform && !kRead[r].follows_from_dk) add_warp_sum<r>(args, base, sums.uniform[r]);
+    if constexpr (kRead[r].kind == kUniform && kRead[r].has_terms) add_warp_sum<r>(args, base, sums.uniform[r]);
     if constexpr (kRead[r].kind == kColumn) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -158,7 +158,7 @@ struct ReadCollector {
 
   template <int r>
   FOVEAL_DEVICE void add_sums() {
-    if constexpr (is_staged(r)) {
+    if constexpr (kRead[r].is_staged) {
       add_warp_to_read<r>(args, element[r], sum[r]);
       sum[r] = 0;
     }
