@@ -2,6 +2,7 @@
 // Tables: parameters with data-dependent indices, in shared memory as fp32: all elements that pairs of one batch entry and head can read.
 // Small tables are replicated over lanes to avoid bank conflicts.
 #include "ptx/mbarrier.cuh"
+#include "ptx/warp.cuh"
 #include "score/score.cuh"
 
 namespace foveal::device {

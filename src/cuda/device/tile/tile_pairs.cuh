@@ -2,6 +2,7 @@
 // Backward: a warp's view of a transposed tile of scores, 16 keys by kBlockQ queries, and what
 // its pairs contribute to gradients of parameters.
 #include "score/read_targets.cuh"
+#include "tile/backward_family.cuh"
 #include "tile/line_values.cuh"
 #include "tile/read_tables.cuh"
 
