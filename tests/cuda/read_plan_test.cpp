@@ -21,9 +21,7 @@ using test::problem_of;
 
 std::vector<PlannedRead> plan_of(const std::string& line) {
   const problem::Problem p = problem_of("backward bf16 b4 h4 q4096 " + line);
-  ReadPlan plan = sm90_read_plan(p);
-  if (!plan.collect) plan.place(sm90_backward_candidates(p, plan).front().bins);
-  return plan.reads;
+  return sm90_backward_candidates(p, sm90_read_plan(p)).front().reads;
 }
 Collector collector_of(const std::string& line) { return plan_of(line).front().collector; }
 
@@ -288,6 +286,20 @@ TEST(ReadPlan, OffsetsAreRawOnlyWhereTasksCanBeDoneAgain) {
   EXPECT_TRUE(of_line("forward bf16 b4 h4 q4096 d64" + points));
   EXPECT_FALSE(of_line("forward f16 b4 h4 q4096 d64" + points));
   EXPECT_FALSE(of_line("forward bf16 b4 h4 q1:4096 d64" + points));  // parts of keys share units
+}
+
+TEST(ReadPlan, IsWhatKernelsFollow) {
+  const auto emitted = [](const std::string& score, const std::string& params) {
+    const problem::Problem p =
+        problem_of("backward bf16 b2 h2 q256 d64 score=\"" + score + "\" param=\"b: real[256, 256] grad\" " + params);
+    EXPECT_FALSE(sm90_read_plan(p).of(Collector::pairs).empty()) << score;
+    return backward_sm90_source(p, sm90_backward_candidates(p, sm90_read_plan(p)).front()).score;
+  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  const std::string of_dk = emitted("score * t[head] + b[q_idx, kv_idx]", "param=\"t: real[2] grad\"");
+  EXPECT_TRUE(has(of_dk, ".follows_from_dk = true") && !has(of_dk, ".has_terms = true")) << of_dk;
+  const std::string of_keys = emitted("score * (1 + b[q_idx, kv_idx]) + c[kv_idx]", "param=\"c: real[256] grad\"");
+  EXPECT_TRUE(has(of_keys, ".has_terms = true") && !has(of_keys, ".is_early = true")) << of_keys;
 }
 
 TEST(ReadPlan, OffsetsThatAreProductsAreColumns) {

@@ -64,7 +64,6 @@ class BackwardSm90 : public GpuExecutable {
         group_sums_(problem_, config_, workspace_, kernels_),
         gradients_(problem_, read_plan_, workspace_, kernels_),
         reads_(problem_, facts.shared_bytes_per_block, read_plan_, workspace_, kernels_) {
-    if (!read_plan_.collect) read_plan_.place(config_.bins);
     const problem::Problem& p = problem_;
     const auto add = [&](GradientKernelSm90 kernel) { passes_.emplace_back(problem, std::move(kernel), workspace_, kernels_); };
     if (read_plan_.collect) add(collect_sm90(problem, *read_plan_.collect, facts));
@@ -203,7 +202,7 @@ class BackwardSm90 : public GpuExecutable {
   }
 
   problem::Problem problem_;
-  ReadPlan read_plan_;
+  const ReadPlan read_plan_;
   Chosen<Sm90BackwardConfig> choice_;
   Sm90BackwardConfig config_;
   Sm90Mask mask_;
@@ -262,7 +261,7 @@ Design design_backward_sm90(const problem::Problem& p, const driver::DeviceFacts
   const auto choice = sm90_backward_choice(problem, plan, facts.name);
   if (!choice) return Design::refused("no tile fits shared memory");
   if (auto reason = refuses(p, facts, plan, choice->config)) return Design::refused(*std::move(reason));
-  return {.make = [p, mask = problem.mask, facts, plan, choice = *choice] {
+  return {.make = [p, mask = problem.mask, facts, plan = plan.placed(choice->config.bins), choice = *choice] {
     return std::make_unique<BackwardSm90>(HopperProblem(p, mask), facts, plan, choice);
   }};
 }
@@ -292,7 +291,7 @@ const Candidate backward_sm90{.pass = Pass::backward, .design = design_backward_
 
 jit::KernelSource backward_sm90_source(const HopperProblem& problem, const Sm90BackwardConfig& config) {
   const problem::Problem& p = problem.problem;
-  return source_of(problem, config, sm90_backward_variant(p).kernel,
+  return source_of(problem, config, sm90_backward_variant(p).stem,
                    emit_score(p, {.lines = config.lines,
                                   .pairs = true,
                                   .tiles = config.tiles,

@@ -28,7 +28,8 @@ jit::KernelSource collect_sm90_source(const HopperProblem& problem, const Sm90Co
   jit::KernelSource source{.stem = "collect_sm90", .constants = sm90_constants(problem)};
   source.score = emit_score(
       p, {.lines = config.lines, .pairs = true, .tanh = true, .bins = config.bins, .reads = config.reads, .band = !problem.mask.is_list()});
-  source.constants.set("kBlockQ", config.block_q)
+  source.constants.set("kBackwardKernel", static_cast<int>(config.kernel))
+      .set("kBlockQ", config.block_q)
       .set("kStages", config.stages)
       .set("kPairStages", 0)
       .set("kSplitsGroups", false)

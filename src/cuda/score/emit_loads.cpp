@@ -40,9 +40,10 @@ std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, 
 std::string emit_pair_reads(const Problem& p, const Program& program, const std::vector<PairRead>& reads) {
   const auto instr = [&](std::size_t r) -> const Instr& { return program[reads[r].read]; };
   std::string text = base::join("constexpr int kPairReads = ", reads.size(), ";\n");
-  text += integers("kPairParam", reads.size(), [&](std::size_t r) { return instr(r).param; });
-  text += integers("kPairRun", reads.size(), [&](std::size_t r) { return reads[r].run; });
-  text += flags("kPairRepeats", reads.size(), [&](std::size_t r) { return reads[r].repeats; });
+  std::vector<device::PairReadTraits> traits;
+  for (std::size_t r = 0; r < reads.size(); ++r)
+    traits.push_back({.param = instr(r).param, .run = reads[r].run, .repeats = reads[r].repeats});
+  text += array_text("PairReadTraits", "kPairRead", traits);
   text += element_types("PairElementOf", reads.size(), [&](std::size_t r) { return dtype_of(p, instr(r)); });
   std::vector<std::string> origins, steps;
   const Writer writer(p, program);
@@ -56,23 +57,28 @@ std::string emit_pair_reads(const Problem& p, const Program& program, const std:
          numbered("template <int i>\nFOVEAL_DEVICE i64 pair_step(const Position& at, const ScoreArgs& args)", steps, "  return 0;\n");
 }
 
-std::string emit_tables(const Problem& p, const Program& program, const std::vector<ReadTable>& tables) {
+std::string emit_tables(const Problem& p, const Program& program, const std::vector<ReadTable>& tables, const std::vector<bool>& scaled) {
   const auto instr = [&](std::size_t t) -> const Instr& { return program[tables[t].read]; };
   std::string text = base::join("constexpr int kTables = ", tables.size(), ";\n");
-  text += integers("kTableParam", tables.size(), [&](std::size_t t) { return instr(t).param; });
-  text += integers("kTableRank", tables.size(), [&](std::size_t t) { return instr(t).index.size(); });
-  text += integers("kTableEntries", tables.size(), [&](std::size_t t) { return tables[t].entries; });
   const auto of_rows = [&](std::size_t t, bool padded) {  // entries of the last dimension that differs between pairs
     const auto& index = instr(t).index;
     std::size_t last = 0;
     for (std::size_t d = 0; d < index.size(); ++d) last = is_pair_dimension(program, index[d]) ? d : last;
     const std::int64_t size = p.param(instr(t).param).param.shape()[last];
-    return padded ? table_row_entries(p, index, last, size) : size;
+    return static_cast<int>(padded ? table_row_entries(p, index, last, size) : size);
   };
-  text += integers("kTableRow", tables.size(), [&](std::size_t t) { return of_rows(t, false); });
-  text += integers("kTablePaddedRow", tables.size(), [&](std::size_t t) { return of_rows(t, true); });
-  text += integers("kTableCopies", tables.size(), [&](std::size_t t) { return tables[t].copies; });
-  text += integers("kTableDims", tables.size(), [&](std::size_t t) { return pair_dimensions(program, instr(t).index); });
+  std::vector<device::TableTraits> traits;
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    traits.push_back({.param = instr(t).param,
+                      .rank = static_cast<int>(instr(t).index.size()),
+                      .entries = static_cast<int>(tables[t].entries),
+                      .copies = static_cast<int>(tables[t].copies),
+                      .row = of_rows(t, false),
+                      .padded_row = of_rows(t, true),
+                      .dims = pair_dimensions(program, instr(t).index),
+                      .is_scaled = scaled[t]});
+  }
+  text += array_text("TableTraits", "kTable", traits);
   text += element_types("TableElementOf", tables.size(), [&](std::size_t t) { return dtype_of(p, instr(t)); });
   std::vector<std::string> indices;
   const Writer writer(p, program);
@@ -94,10 +100,10 @@ std::string emit_tables(const Problem& p, const Program& program, const std::vec
 
 std::string emit_pair_tiles(const Problem& p, const Program& program, const std::vector<PairTile>& tiles) {
   std::string text = base::join("constexpr int kPairTiles = ", tiles.size(), ";\n");
-  text += flags("kPairTileWraps", tiles.size(), [&](std::size_t t) { return tiles[t].wraps; });
-  text += integers("kPairTileKeys", tiles.size(), [&](std::size_t t) { return tiles[t].keys; });
-  text += flags("kPairTileStairs", tiles.size(), [&](std::size_t t) { return tiles[t].stairs; });
-  text += flags("kPairTileSame", tiles.size(), [&](std::size_t t) { return tiles[t].same; });
+  std::vector<device::PairTileTraits> traits;
+  for (const PairTile& tile : tiles)
+    traits.push_back({.keys = static_cast<int>(tile.keys), .wraps = tile.wraps, .stairs = tile.stairs, .same = tile.same});
+  text += array_text("PairTileTraits", "kPairTile", traits);
   text += element_types("PairTileElementOf", tiles.size(), [&](std::size_t t) { return p.params[tiles[t].param].tensor.dtype; });
   std::vector<std::string> places;
   const Writer writer(p, program);

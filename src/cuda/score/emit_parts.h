@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/device/score/traits.cuh"
 #include "cuda/score/score_emit.h"
 #include "cuda/score/score_writer.h"
 
@@ -20,22 +21,32 @@ inline std::string numbered(const std::string& head, const std::vector<std::stri
 }
 
 template <class Fn>
-std::string list(const std::string& declaration, std::size_t count, Fn&& element) {
-  std::string text = declaration + "[] = {";
-  for (std::size_t i = 0; i < count; ++i) {
-    text += element(i);
-    text += ", ";
-  }
+std::string flags(const std::string& name, std::size_t count, Fn&& flag) {
+  std::string text = "constexpr bool " + name + "[] = {";
+  for (std::size_t i = 0; i < count; ++i) text += base::join(truth(flag(i)), ", ");
   return text + "0};\n";
 }
 
-template <class Fn>
-std::string flags(const std::string& name, std::size_t count, Fn&& flag) {
-  return list("constexpr bool " + name, count, [&](std::size_t i) { return std::string(truth(flag(i))); });
+// ---- rows of arrays that device/score/traits.cuh declares ----
+
+inline std::string row_text(bool value) { return truth(value); }
+inline std::string row_text(int value) { return std::to_string(value); }
+std::string row_text(device::ReadKind kind);
+
+/// `{.param = 1, .repeats = true}`
+template <class Traits>
+std::string row_text(const Traits& row) {
+  std::string text;
+  Traits::fields(
+      row, [&](const char* name, const auto& value) { text += base::join(text.empty() ? "{." : ", .", name, " = ", row_text(value)); });
+  return text + "}";
 }
-template <class Fn>
-std::string integers(const std::string& name, std::size_t count, Fn&& integer) {
-  return list("constexpr int " + name, count, [&](std::size_t i) { return std::to_string(integer(i)); });
+/// `constexpr TYPE name[] = {{...}, {...}, {}};`: the row at the end is there as no array is empty.
+template <class Traits>
+std::string array_text(const char* type, const char* name, const std::vector<Traits>& rows) {
+  std::string text = base::join("constexpr ", type, " ", name, "[] = {");
+  for (const Traits& row : rows) text += row_text(row) + ",\n";
+  return text + "{}};\n";
 }
 /// `name<i>::type` is the type of an element.
 template <class Fn>
@@ -71,7 +82,8 @@ struct PairRead {
 /// prefetch them, except those that TMA loads as tiles.
 std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, const std::vector<ValueId>& tiled);
 std::string emit_pair_reads(const Problem& p, const Program& program, const std::vector<PairRead>& reads);
-std::string emit_tables(const Problem& p, const Program& program, const std::vector<ReadTable>& tables);
+/// scaled: which tables hold elements times table_unit.
+std::string emit_tables(const Problem& p, const Program& program, const std::vector<ReadTable>& tables, const std::vector<bool>& scaled);
 std::string emit_pair_tiles(const Problem& p, const Program& program, const std::vector<PairTile>& tiles);
 
 // ---- emit_gradients.cpp: trained reads ----

@@ -32,6 +32,10 @@ struct PlannedRead {
   /// A kernel that owns the elements sums it, and those that walk over pairs leave it out.
   bool has_own_kernel() const { return facts.is_added() || collector == Collector::rows; }
   bool has_terms() const { return !has_own_kernel() && !facts.follows_from_dk; }
+  /// Its terms are known only together with the probability, and stay in registers.
+  bool is_early() const { return has_terms() && facts.early; }
+  /// Other warps sum its terms along lines of a tile.
+  bool is_staged() const { return has_terms() && (facts.kind == scoring::Reduction::row || facts.kind == scoring::Reduction::diagonal); }
   std::string text() const;  ///< "bins in backward_sm90: ..."
 };
 

@@ -47,7 +47,7 @@ struct ReadFacts {
   bool follows_from_dk;
   bool factor_of_score;   ///< the factor depends on the score
   bool index_of_score;    ///< an index does
-  bool early;             ///< terms are known only together with the probability, and stay in registers
+  bool early;             ///< terms are known only together with the probability
   std::int64_t elements;  ///< of a scatter: how many the pairs of one batch and head may touch; otherwise 0
   /// The pairs of a tile touch elements close to each other, so that a window of the parameter can move with the tiles: indices are sums of
   /// functions of one position and there are few elements per key, or the key position comes first.

@@ -67,15 +67,14 @@ struct Offsets {
   explicit Offsets(const Ahead& ahead) : table_units(ahead.tables.size(), "  return 1;\n"), table_is_scaled(ahead.tables.size(), false) {}
 
   std::string text() const {
-    const auto truths = [](const char* name, const std::vector<bool>& are) {
-      return flags(name, are.size(), [&](std::size_t i) { return are[i]; });
-    };
+    std::vector<device::OffsetTraits> traits;
+    for (std::size_t o = 0; o < walk.size(); ++o)
+      traits.push_back({.walk = static_cast<int>(walk[o]), .has_row = has_row[o], .is_scaled = is_scaled[o]});
     return base::join("constexpr int kOffsets = ", in_units.size(),
                       ";\nconstexpr bool kSumScore = ", truth(!in_units.empty() && !in_scores),
                       ";\nconstexpr bool kOffsetsInScores = ", truth(in_scores), ";\nconstexpr bool kOffsetsFirst = ", truth(first),
                       ";\nconstexpr bool kOffsetsAreColumns = ", truth(columns), ";\n") +
-           integers("kOffsetWalk", walk.size(), [&](std::size_t o) { return walk[o]; }) + truths("kOffsetHasRow", has_row) +
-           truths("kOffsetIsScaled", is_scaled) + truths("kTableIsScaled", table_is_scaled) +
+           array_text("OffsetTraits", "kOffset", traits) +
            numbered("template <int i>\nFOVEAL_DEVICE real table_unit(const Score& score, const ScoreArgs& args)", table_units,
                     "  return 1;\n") +
            base::join("FOVEAL_DEVICE real score_gain", head_signature, " {\n", gain, "}\n") +
@@ -188,7 +187,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   text += "FOVEAL_DEVICE real sink_logit(int head, const ScoreArgs& args) {\n" + sink + "}\n";
   text += emit_values("row_value", ahead.row_values, "kRowValues", p);
   return text + emit_lines(p, ahead.lines) + emit_pair_reads(p, program, pair_reads) + emit_pair_tiles(p, program, ahead.tiles) +
-         emit_tables(p, program, ahead.tables) + emit_reads(p, given, ahead);
+         emit_tables(p, program, ahead.tables, offsets.table_is_scaled) + emit_reads(p, given, ahead);
 }
 
 }  // namespace foveal::cuda

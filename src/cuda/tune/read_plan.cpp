@@ -42,7 +42,7 @@ void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& pla
   const auto is = [&](Collector collector, const char* kernel, std::string why) {
     planned.collector = collector, planned.kernel = kernel, planned.why = std::move(why);
   };
-  const char* const backward = sm90_backward_variant(p).kernel;
+  const char* const backward = sm90_backward_variant(p).stem;
   const char* const kernel = plan.collect ? "collect_sm90" : backward;
   const char* const kind = to_string(facts.kind);
   if (planned.collector == Collector::rows) return;  // already
@@ -55,7 +55,7 @@ void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& pla
   if (facts.follows_from_dk) return is(Collector::keys, backward, "the factor is the raw score, the same element for all pairs");
   switch (facts.kind) {
     case scoring::Reduction::scatter:
-      return is(Collector::bins, kernel, "");  // place() says where
+      return is(Collector::bins, kernel, "");  // placed() says where
     case scoring::Reduction::uniform:
     case scoring::Reduction::column:
       return is(Collector::registers, kernel, base::join("a ", kind, " read: a warp stays with its keys"));
@@ -75,6 +75,25 @@ std::string why_rows(const RowRead& row) {
                           : row.distinct ? " elements, one for each of eight neighbouring keys"
                                          : " elements, some for several neighbouring keys";
   return base::join(row.entries, how, row.stored ? "" : "; shared, and then in exact sums");
+}
+
+/// Decides between bins, a window and L2.
+void place(std::vector<PlannedRead>& reads, const std::vector<ReadBins>& bins) {
+  for (PlannedRead& read : reads) {
+    if (read.collector != Collector::bins) continue;
+    const auto number = static_cast<std::size_t>(read.read);
+    const ReadBins of_read = number < bins.size() ? bins[number] : ReadBins{};
+    const std::int64_t elements = read.facts.elements;
+    if (of_read.copies == 0) {
+      read.collector = Collector::scatter;
+      read.why = base::join(elements, " elements, more than fit shared memory, and those of a tile lie apart");
+    } else if (of_read.is_window()) {
+      read.collector = Collector::window;
+      read.why = base::join(of_read.entries, " of ", elements, " elements at a time: those of a tile lie together");
+    } else {
+      read.why = base::join(elements, " elements, ", of_read.copies, of_read.copies == 1 ? " copy" : " copies");
+    }
+  }
 }
 
 /// Gives reads of tables per query that do not fit the bins of a CTA to rows_sm90.
@@ -103,22 +122,10 @@ std::vector<int> ReadPlan::of(Collector collector) const {
   return found;
 }
 
-void ReadPlan::place(const std::vector<ReadBins>& bins) {
-  for (PlannedRead& read : reads) {
-    if (read.collector != Collector::bins) continue;
-    const auto number = static_cast<std::size_t>(read.read);
-    const ReadBins of_read = number < bins.size() ? bins[number] : ReadBins{};
-    const std::int64_t elements = read.facts.elements;
-    if (of_read.copies == 0) {
-      read.collector = Collector::scatter;
-      read.why = base::join(elements, " elements, more than fit shared memory, and those of a tile lie apart");
-    } else if (of_read.is_window()) {
-      read.collector = Collector::window;
-      read.why = base::join(of_read.entries, " of ", elements, " elements at a time: those of a tile lie together");
-    } else {
-      read.why = base::join(elements, " elements, ", of_read.copies, of_read.copies == 1 ? " copy" : " copies");
-    }
-  }
+ReadPlan ReadPlan::placed(const std::vector<ReadBins>& bins) const {
+  ReadPlan plan = *this;
+  if (!collect) place(plan.reads, bins);
+  return plan;
 }
 
 void ReadPlan::describe(Explanation& e, const problem::Problem& p) const {
@@ -136,7 +143,7 @@ ReadPlan sm90_read_plan(const problem::Problem& p) {
   for (PlannedRead& read : plan.reads) plan_sm90(p, plan, read);
   if (!plan.of(Collector::pairs).empty()) plan.pairs = sm90_pairs_config(p);
   if (plan.collect) {
-    plan.place(plan.collect->bins);
+    place(plan.reads, plan.collect->bins);
     plan.collect->reads = plan.reads;
   }
   return plan;

@@ -29,14 +29,15 @@ struct ReadPlan {
     return found;
   }
   StagedReads staged() const {
-    return {count([](const PlannedRead& read) { return read.facts.kind == scoring::Reduction::row; }),
-            count([](const PlannedRead& read) { return read.facts.kind == scoring::Reduction::diagonal; })};
+    return {count([](const PlannedRead& read) { return read.is_staged() && read.facts.kind == scoring::Reduction::row; }),
+            count([](const PlannedRead& read) { return read.is_staged() && read.facts.kind == scoring::Reduction::diagonal; })};
   }
   int early() const {
-    return count([](const PlannedRead& read) { return read.facts.early; });
+    return count([](const PlannedRead& read) { return read.is_early(); });
   }
-  /// Decides between bins, a window and L2 once shared memory is divided up (sm90_bins).
-  void place(const std::vector<ReadBins>& bins);
+  /// The plan once a configuration of the backward kernel has divided up its shared memory (sm90_bins): which reads have bins, a window, or
+  /// go to L2. Where collect_sm90 sums terms, its configuration has said so already.
+  ReadPlan placed(const std::vector<ReadBins>& bins) const;
   void describe(Explanation& explanation, const problem::Problem& problem) const;
 };
 

@@ -85,15 +85,20 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
       .set("kIntraWarpgroupOverlap", intra_warpgroup_overlap);
 }
 
+device::BackwardKernel Sm90BackwardConfig::kernel() const {
+  using device::BackwardKernel;
+  return block_kv == device::backward_family(BackwardKernel::wide).block_kv ? BackwardKernel::wide : BackwardKernel::narrow;
+}
+
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
   const device::BackwardLayout layout({.block_q = block_q,
                                        .block_kv = block_kv,
                                        .head_dim = static_cast<int>(p.head_dim),
                                        .head_dim_v = static_cast<int>(p.head_dim_v),
                                        .stages = stages,
-                                       .key_chunks = device::key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
-                                       .peer_key_chunks = device::peer_key_chunks(cluster_size()),
-                                       .ds_tiles = device::kDsTilesOfBackward,
+                                       .key_chunks = shape().key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
+                                       .peer_key_chunks = shape().peer_key_chunks(),
+                                       .ds_tiles = shape().ds_tiles(),
                                        .pairs = sm90_pair_pipeline(tiles, pair_stages, block_q, block_kv),
                                        .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
                                        .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),
@@ -158,7 +163,8 @@ std::string Sm90BackwardConfig::text() const {
 }
 
 void Sm90BackwardConfig::set(jit::Constants& constants) const {
-  constants.set("kBlockQ", block_q)
+  constants.set("kBackwardKernel", static_cast<int>(kernel()))
+      .set("kBlockQ", block_q)
       .set("kStages", stages)
       .set("kPairStages", pair_stages)
       .set("kSplitsGroups", group_tasks > 1)
@@ -167,8 +173,10 @@ void Sm90BackwardConfig::set(jit::Constants& constants) const {
 }
 
 const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& p) {
-  static constexpr Sm90BackwardVariant narrow{.kernel = "backward_sm90", .block_kv = 128, .max_head_dim_v = 128, .is_wide = false},
-      wide{.kernel = "backward_wide_sm90", .block_kv = 64, .max_head_dim_v = sm90_max_head_dim, .is_wide = true};
+  using device::BackwardKernel;
+  static constexpr Sm90BackwardVariant narrow{
+      .stem = "backward_sm90", .kernel = BackwardKernel::narrow, .max_head_dim_v = 128, .is_wide = false},
+      wide{.stem = "backward_wide_sm90", .kernel = BackwardKernel::wide, .max_head_dim_v = sm90_max_head_dim, .is_wide = true};
   return p.head_dim > 128 ? wide : narrow;
 }
 
@@ -196,9 +204,9 @@ std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
                                        .head_dim = static_cast<int>(p.head_dim),
                                        .head_dim_v = static_cast<int>(p.head_dim_v),
                                        .stages = stages,
-                                       .key_chunks = device::chunk_count(static_cast<int>(p.head_dim)),
-                                       .peer_key_chunks = 0,
-                                       .ds_tiles = 0,
+                                       .key_chunks = shape.key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
+                                       .peer_key_chunks = shape.peer_key_chunks(),
+                                       .ds_tiles = shape.ds_tiles(),
                                        .pairs = {},
                                        .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
                                        .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),

@@ -67,7 +67,7 @@ struct Sm90ForwardConfig {
 struct Sm90BackwardConfig {
   static constexpr const char* family = "sm90.backward";
 
-  int block_q = 64, block_kv = 128;  ///< of a CTA
+  int block_q = 64, block_kv = device::backward_family(device::BackwardKernel::narrow).block_kv;  ///< of a CTA; block_kv tells the kernel
   int stages = 2;                    ///< of queries and gradients of the output
   int pair_stages = 0;               ///< of reads that TMA loads as tiles; 0: none
   int group_tasks = 0;               ///< that share the query heads of a kv head (sm90_group_tasks); 0: not chosen yet
@@ -86,9 +86,11 @@ struct Sm90BackwardConfig {
     fn("group_tasks", self.group_tasks);
   }
 
-  static constexpr int threads = 384;
-  int cluster_size() const { return block_kv == 64 ? 2 : 1; }  ///< CTAs that share a task
-  int task_keys() const { return cluster_size() * block_kv; }
+  static constexpr int threads = device::BackwardFamily::threads;
+  device::BackwardKernel kernel() const;
+  device::BackwardFamily shape() const { return device::backward_family(kernel()); }
+  int cluster_size() const { return shape().cluster_size; }  ///< CTAs that share a task
+  int task_keys() const { return shape().task_keys(); }
   std::size_t shared_bytes(const problem::Problem& problem) const;
   std::string text() const;
   void set(jit::Constants& constants) const;
@@ -96,7 +98,9 @@ struct Sm90BackwardConfig {
 
 /// Configuration of the pass that collects gradients of parameters after the backward kernel.
 struct Sm90CollectConfig {
-  static constexpr int block_q = 64, block_kv = 128, threads = 384;
+  static constexpr device::BackwardKernel kernel = device::BackwardKernel::collect;
+  static constexpr device::BackwardFamily shape = device::backward_family(kernel);
+  static constexpr int block_q = 64, block_kv = shape.block_kv, threads = shape.threads;
   static constexpr int producer_registers = 72, consumer_registers = sm90_consumer_registers(producer_registers);
   int stages;
   StagedReads staged{};
@@ -146,10 +150,11 @@ std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);
 /// The two backward kernels. Above head dim 128 a cluster of two CTAs shares a task. Its registers and shared memory are full, so another
 /// kernel sums terms of pairs (sm90_collect_config).
 struct Sm90BackwardVariant {
-  const char* kernel;
-  int block_kv;                 ///< Sm90BackwardConfig::block_kv
-  std::int64_t max_head_dim_v;  ///< for the head dims that it serves
-  bool is_wide;                 ///< has no registers for terms of pairs
+  const char* stem;
+  device::BackwardKernel kernel;  ///< whose block_kv a configuration has
+  std::int64_t max_head_dim_v;    ///< beside its head dims
+  bool is_wide;                   ///< has no registers for terms of pairs
+  int block_kv() const { return device::backward_family(kernel).block_kv; }
 };
 /// The one for the problem's head dims.
 const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& problem);

@@ -15,7 +15,7 @@ struct BackwardFacts {
   bool bare = !problem.mask.is_list() && p.attention.dropout_p == 0 && !p.ragged_kv();
   bool collects = plan.hopper;
   StagedReads staged = collects && !variant.is_wide ? plan.staged() : StagedReads{};
-  LineValues lines = sm90_line_values(problem, {.block_kv = variant.block_kv, .staged = staged});
+  LineValues lines = sm90_line_values(problem, {.block_kv = variant.block_kv(), .staged = staged});
   bool helpers = staged.any() || !lines.empty();  ///< the producer warpgroup's other warps have work, too
   bool light = is_light(p);
   std::vector<PairTile> pair_tiles = sm90_pair_tiles(problem, collects);
@@ -64,7 +64,7 @@ using B = BackwardFacts;
 const std::vector<BackwardRow>& backward_rows() {
   static const std::vector<BackwardRow> rows = {
       {.applies = [](const B& f) { return f.variant.is_wide; },
-       .configs = {{.block_q = 64, .block_kv = 64}},
+       .configs = {{.block_q = 64, .block_kv = device::backward_family(device::BackwardKernel::wide).block_kv}},
        .why = "two CTAs of a cluster share a task: shared memory holds no more",
        .measured = grid},
       {.applies = [](const B& f) { return f.dim <= 64 && f.holds_little(); },
@@ -96,7 +96,6 @@ std::optional<Sm90BackwardConfig> completed(const BackwardFacts& f, Sm90Backward
   config.collects = f.collects;
   config.staged = f.staged;
   config.lines = f.lines;
-  config.reads = f.plan.reads;
   if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   if (!fits(p, config)) return std::nullopt;
   if (config.cluster_size() == 1) {
@@ -104,12 +103,13 @@ std::optional<Sm90BackwardConfig> completed(const BackwardFacts& f, Sm90Backward
     if (p.has_score_mod())
       config.tables = sm90_fitting_tables(find_read_tables(p, config.tiles), sm90_shared_limit - config.shared_bytes(p));
   }
+  config.reads = f.plan.placed(config.bins).reads;
   return config;
 }
 
 std::optional<std::string> illegal(const BackwardFacts& f, const Sm90BackwardConfig& config) {
   const problem::Problem& p = f.p;
-  if (config.block_kv != f.variant.block_kv) return base::join("block_kv must be ", f.variant.block_kv, " at this head_dim");
+  if (config.block_kv != f.variant.block_kv()) return base::join("block_kv must be ", f.variant.block_kv(), " at this head_dim");
   if (config.block_q != 64 && config.block_q != 128) return "block_q must be 64 or 128";
   if (config.block_q == 128 && (f.dim > 64 || (f.collects && !f.only_sums()))) return "block_q 128 needs more registers than there are";
   if (config.stages != 2) return "stages must be 2";
@@ -153,7 +153,7 @@ std::vector<Sm90BackwardConfig> sm90_backward_space(const HopperProblem& problem
     for (const int pair_stages : {0, 1, 2})
       for (int tasks = 0; tasks <= (p.group_size > 1 ? p.group_size : 0); ++tasks) {
         const auto config =
-            completed(facts, {.block_q = block_q, .block_kv = facts.variant.block_kv, .pair_stages = pair_stages, .group_tasks = tasks});
+            completed(facts, {.block_q = block_q, .block_kv = facts.variant.block_kv(), .pair_stages = pair_stages, .group_tasks = tasks});
         if (config && !illegal(facts, *config)) add_new(*config, space);
       }
   return space;

@@ -2,7 +2,7 @@
 // What NVRTC knows without an include, for compilers and tools that do not: names and types, no meaning.
 #include <cmath>
 
-using std::isfinite;
+using std::fabs, std::isfinite;
 
 #define __device__
 #define __global__

@@ -4,30 +4,15 @@
 // Two consumer warpgroups own 64 keys each. Only dQ = dS K needs all keys of the tile, so dS^T goes through shared memory (double-buffered,
 // one barrier a tile).
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource
-// (a TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms,
+// config.cuh: kBackwardKernel = BackwardKernel::narrow; Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for
+// head dims up to 64), kStages, kTileSource (a TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms,
 // kBinBits; kProducerRegisters, kConsumerRegisters.
-#include "ptx/mbarrier.cuh"
-#include "tile/dq_sum.cuh"
-
-namespace foveal::device {
-
-constexpr int kConsumers = 2;
-constexpr int kBlockKv = 64 * kConsumers, kClusterSize = 1;
-constexpr bool kPrefetchesLse = false;
-constexpr int kReleases = arrivals_of_groups(1);  // by one thread, after a barrier of the warpgroup's readers
-constexpr int kDqWarps = 4 * kConsumers;
-constexpr int kKeyColumns = kSumColumns, kKeyStep = key_step(kDqSum);
-constexpr int kDsTiles = kDsTilesOfBackward;
-
-}  // namespace foveal::device
-
 #include "tile/backward_cta.cuh"
 #include "tile/store_fragment.cuh"
 
 namespace foveal::device {
 
-static_assert(kSumCtas == 1 && kSumParts == kConsumers && kPartColumns <= 64);
+static_assert(kKernel == BackwardKernel::narrow && kSumCtas == 1 && kSumParts == kConsumers && kPartColumns <= 64);
 
 /// Whether terms of parameter gradients leave the registers before the dQ and dK products, which then need those, or overlap with them.
 constexpr bool kCollectsFirst = !kSpareRegisters;

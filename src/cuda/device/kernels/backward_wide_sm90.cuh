@@ -6,29 +6,15 @@
 // later each computes some columns of dQ over the keys of both CTAs. This halves the atomic additions to dQ in global memory, which would
 // otherwise be the bottleneck.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen,
-// kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kProducerRegisters, kConsumerRegisters.
-#include "ptx/mbarrier.cuh"
-#include "tile/dq_sum.cuh"
-
-namespace foveal::device {
-
-constexpr int kConsumers = 2;
-constexpr int kBlockKv = 64, kClusterSize = 2;
-constexpr bool kPrefetchesLse = true;
-constexpr int kReleases = arrivals_of_warps(4);  // each warp by itself: it also reads statistics
-constexpr int kDqWarps = 8;
-constexpr int kKeyColumns = kSumColumns, kKeyStep = key_step(kDqSum);
-constexpr int kDsTiles = kDsTilesOfBackward;
-
-}  // namespace foveal::device
-
+// config.cuh: kBackwardKernel = BackwardKernel::wide; Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages,
+// kTileSource (a TileSource); kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kProducerRegisters,
+// kConsumerRegisters.
 #include "tile/backward_cta.cuh"
 #include "tile/store_fragment.cuh"
 
 namespace foveal::device {
 
-static_assert(!kCollectsTerms && kPairTiles == 0, "shared memory is full");
+static_assert(kKernel == BackwardKernel::wide && !kCollectsTerms && kPairTiles == 0, "shared memory is full");
 static_assert(kSumCtas == kClusterSize && kBlockQ == 64 && chunk_count(kDim) > 2, "narrower heads have a better kernel");
 
 /// dQ columns that a CTA adds; the dK warpgroup, which has more products, takes only the last ones.

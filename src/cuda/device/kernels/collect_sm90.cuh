@@ -1,27 +1,12 @@
 // Gradients of parameters for Hopper, 16-bit types, after a backward kernel that has no registers for them (head dims above 128): a CTA
 // owns 128 keys, loops over the query tiles and recomputes S and dP, but none of the other products.
 //
-// config.cuh: as for backward_sm90.cuh, with kBlockQ = 64.
-#include "ptx/mbarrier.cuh"
-#include "tile/dq_sum.cuh"
-
-namespace foveal::device {
-
-constexpr int kConsumers = 2;
-constexpr int kBlockKv = 64 * kConsumers, kClusterSize = 1;
-constexpr bool kPrefetchesLse = false;
-constexpr int kReleases = arrivals_of_warps(4);  // each warp by itself: it also reads statistics
-constexpr int kDqWarps = 1;                      // dQ is not added to
-constexpr int kKeyColumns = kDim, kKeyStep = 64;
-constexpr int kDsTiles = 0;
-
-}  // namespace foveal::device
-
+// config.cuh: as for backward_sm90.cuh, with kBackwardKernel = BackwardKernel::collect and kBlockQ = 64.
 #include "tile/backward_cta.cuh"
 
 namespace foveal::device {
 
-static_assert(kSumsTerms && kBlockQ == 64);
+static_assert(kKernel == BackwardKernel::collect && kSumsTerms && kBlockQ == 64);
 
 /// One warpgroup: 64 keys of every task.
 struct TermCollector : BackwardWarpgroup {

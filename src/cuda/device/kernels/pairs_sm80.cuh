@@ -32,7 +32,7 @@ struct alignas(2 * sizeof(R)) Neighbours {
 /// values[index] += term. Neighbours along kv are often adjacent in memory.
 FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local, int kv_local,
                              const R (&terms)[kRowTiles][kBlockKv / 8][4]) {
-  const ParamGradient& gradient = args.gradient[kReadParam[kPairsRead]];
+  const ParamGradient& gradient = args.gradient[kRead[kPairsRead].param];
   R* values = static_cast<R*>(gradient.values);
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
@@ -49,7 +49,7 @@ FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local
           read_index<kPairsRead>(R(0), at, args.score, index);
           offset[j] = 0;
 #pragma unroll
-          for (int d = 0; d < kReadRank[kPairsRead]; ++d) offset[j] += index[d] * gradient.stride[d];
+          for (int d = 0; d < kRead[kPairsRead].rank; ++d) offset[j] += index[d] * gradient.stride[d];
         }
         // Terms of dropped or out-of-bounds pairs are exactly 0.
         const R x = terms[m][n][2 * i], y = terms[m][n][2 * i + 1];

@@ -162,23 +162,23 @@ struct Consumer {
   FOVEAL_DEVICE void add_read(const RowsTask& work, const float (&scores)[kCount], const float (&gradients)[kCount],
                               TaskState& state) const {
     if constexpr (n < kRowReads) {
-      constexpr int r = kRowRead[n];
+      constexpr int r = kRowRead[n].read;
       float terms[kCount];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         terms[i] = gradients[i];
-        if constexpr (!kFactorIsOne[r]) {
+        if constexpr (!kRead[r].factor_is_one) {
           const Score score{scores[i], args.scale};
           const float product = gradients[i] * read_factor_in_units<r>(score, pair<partial>(work, state, i), args.attention.score);
-          terms[i] = kFactorIsFinite[r] || gradients[i] != 0.0f ? product : 0.0f;
+          terms[i] = kRead[r].factor_is_finite || gradients[i] != 0.0f ? product : 0.0f;
         }
       }
       if constexpr (in_registers(n)) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) state.held[in_registers_before(n)][i] += terms[i];
-      } else if constexpr (kRowRun[n] > 0) {
+      } else if constexpr (kRowRead[n].run > 0) {
         add_runs<n>(work, terms);
-      } else if constexpr (kRowAny[n]) {
+      } else if constexpr (kRowRead[n].any) {
         add_transposed<n>(work, terms);
       } else {
         add_tile_to_bins<n, partial>(work, work.first_key(), terms);
@@ -189,7 +189,7 @@ struct Consumer {
 
   template <int n>
   FOVEAL_DEVICE void add_runs(const RowsTask& work, const float (&terms)[kCount]) const {
-    constexpr int kRegisters = kRowRun[n] / 2;  // of a run, over two rows
+    constexpr int kRegisters = kRowRead[n].run / 2;  // of a run, over two rows
 #pragma unroll
     for (int first = 0; first < kCount; first += kRegisters) {
 #pragma unroll
@@ -224,7 +224,7 @@ struct Consumer {
       const auto exists = [&](int j) {
         return !partial || fragment_column(first + j) < columns;
       };  // missing pairs share the bin of an existing one
-      if constexpr (kRowDistinct[n]) {
+      if constexpr (kRowRead[n].distinct) {
         float sum[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) sum[j] = load_float(bin[j]) + terms[first + j];
@@ -260,7 +260,7 @@ struct Consumer {
     __syncwarp();
     const int row = first_row + lane_id() % 16, first = lane_id() / 16 * (kBlockKv / 2);
     const u32 from = pipelines.transposed(row) + 4 * first,
-              copy = pipelines.bins<n>(row) + lane_id() / 16 * 4 * row_copy_words(kRowEntries[n]);
+              copy = pipelines.bins<n>(row) + lane_id() / 16 * 4 * row_copy_words(kRowRead[n].entries);
     const int q = min(work.first_q() + row, attention.seqlen_q - 1);
     u32 bin = copy;
     float sum = load_float(bin);
@@ -299,11 +299,11 @@ struct Consumer {
   template <int n>
   FOVEAL_DEVICE void write(const RowsTask& work) const {
     if constexpr (n < kRowReads) {
-      constexpr int r = kRowRead[n];
+      constexpr int r = kRowRead[n].read;
       const AttentionArgs& attention = args.attention;
       const ScoreArgs& score = attention.score;
-      const auto& size = score.param[kReadParam[r]].size;
-      const ParamGradient& gradient = attention.gradient[kReadParam[r]];
+      const auto& size = score.param[kRead[r].param].size;
+      const ParamGradient& gradient = attention.gradient[kRead[r].param];
       const int first = 64 * group + thread / kWarp * 16;
 #pragma unroll 1
       for (int row = first; row < first + 16; ++row) {
@@ -316,12 +316,12 @@ struct Consumer {
         read_index<r>(0.0f, at, score, index);
         const float unit = read_unit<r>({1, args.scale}, at, score);
 #pragma unroll 1
-        for (int entry = lane_id(); entry < kRowEntries[n]; entry += kWarp) {
+        for (int entry = lane_id(); entry < kRowRead[n].entries; entry += kWarp) {
           const u32 bin = pipelines.bins<n>(row) + 4 * entry;
           float total = load_float(bin);
           store_word(bin, 0);
-          if constexpr (kRowAny[n]) {
-            const u32 copy = bin + 4 * row_copy_words(kRowEntries[n]);
+          if constexpr (kRowRead[n].any) {
+            const u32 copy = bin + 4 * row_copy_words(kRowRead[n].entries);
             total += load_float(copy);
             store_word(copy, 0);
           }
@@ -329,9 +329,9 @@ struct Consumer {
           int rest = entry;
           i64 offset = 0, element = 0, step = 1;
 #pragma unroll
-          for (int d = kReadRank[r] - 1; d >= 0; --d) {
+          for (int d = kRead[r].rank - 1; d >= 0; --d) {
             int of_dimension = index[d];
-            if (kRowDims[n] >> d & 1) {
+            if (kRowRead[n].dims >> d & 1) {
               const int above = kOneDimension<n> ? 0 : rest / size[d];
               of_dimension = rest - above * size[d];
               rest = above;
@@ -340,7 +340,7 @@ struct Consumer {
             element += of_dimension * step;
             step *= size[d];
           }
-          if constexpr (kRowStored[n]) {
+          if constexpr (kRowRead[n].stored) {
             from_real(static_cast<typename RowGradientOf<n>::type*>(gradient.values)[offset], sum);
           } else if (sum != 0) {
             add_to_element<r>(attention, element, sum);
@@ -351,7 +351,7 @@ struct Consumer {
     }
   }
   template <int n>
-  static constexpr bool kOneDimension = (kRowDims[n] & (kRowDims[n] - 1)) == 0;
+  static constexpr bool kOneDimension = (kRowRead[n].dims & (kRowRead[n].dims - 1)) == 0;
 };
 
 }  // namespace foveal::device

@@ -144,12 +144,40 @@ struct DqSumShape {
   }
 };
 
-/// Buffers of dS, and chunks of K that a CTA of a backward kernel holds: its own, and those of the cluster's other CTA for its part of dQ.
-constexpr int kDsTilesOfBackward = 2;
-constexpr int peer_key_chunks(int cluster_size) { return cluster_size > 1 ? 2 : 0; }
-/// Chunks of K begin where column parts of dQ do.
-constexpr int key_step(const DqSumShape& sum) { return sum.splits_columns && sum.dim > 64 ? sum.part_columns : kChunkColumns; }
-constexpr int key_chunks(const DqSumShape& sum) { return chunk_count(sum.columns, key_step(sum)); }
+/// The kernels of the backward family, by what they are called in kernels/: backward_sm90, backward_wide_sm90, collect_sm90.
+enum class BackwardKernel { narrow, wide, collect };
+
+/// What tells these kernels apart; what they share is in tile/backward_*.cuh.
+struct BackwardFamily {
+  int block_kv, cluster_size;  ///< keys of a CTA; CTAs that share a task
+  bool adds_dq;
+  bool prefetches_lse;  ///< loads lse before waiting for S
+  /// A stage of Q or dO: by each warp itself, as it also reads statistics; otherwise by one thread, after a barrier of the warpgroup's
+  /// readers.
+  bool releases_by_warps;
+
+  static constexpr int consumers = 2;  ///< warpgroups
+  static constexpr int threads = 128 * (1 + consumers);
+  constexpr int task_keys() const { return cluster_size * block_kv; }
+  constexpr int dq_warps() const { return adds_dq ? 4 * consumers : 1; }  ///< that add to dQ, or arrive for a tile's turn
+  constexpr int ds_tiles() const { return adds_dq ? 2 : 0; }              ///< buffers of dS
+  /// Chunks of K that a CTA holds: its own, which begin where column parts of dQ do; of the cluster's other CTA, those for its part of dQ.
+  constexpr int key_columns(const DqSumShape& sum) const { return adds_dq ? sum.columns : sum.dim; }
+  constexpr int key_step(const DqSumShape& sum) const {
+    return adds_dq && sum.splits_columns && sum.dim > 64 ? sum.part_columns : kChunkColumns;
+  }
+  constexpr int key_chunks(const DqSumShape& sum) const { return chunk_count(key_columns(sum), key_step(sum)); }
+  constexpr int peer_key_chunks() const { return cluster_size > 1 ? 2 : 0; }
+};
+
+/// Config constant kBackwardKernel on the device, Sm90BackwardConfig::kernel on the host.
+constexpr BackwardFamily backward_family(BackwardKernel kernel) {
+  constexpr BackwardFamily narrow{.block_kv = 128, .cluster_size = 1, .adds_dq = true, .prefetches_lse = false, .releases_by_warps = false};
+  constexpr BackwardFamily wide{.block_kv = 64, .cluster_size = 2, .adds_dq = true, .prefetches_lse = true, .releases_by_warps = true};
+  constexpr BackwardFamily collect{
+      .block_kv = 128, .cluster_size = 1, .adds_dq = false, .prefetches_lse = false, .releases_by_warps = true};
+  return kernel == BackwardKernel::narrow ? narrow : kernel == BackwardKernel::wide ? wide : collect;
+}
 
 /// The same of dK or dV, for the keys of a warpgroup, where several tasks add to them (launch/group_sums.h).
 struct GroupSumShape {

@@ -56,6 +56,7 @@ struct MatrixDescriptor {
 #define FOVEAL_R240 FOVEAL_R224 ",%112,%113,%114,%115,%116,%117,%118,%119"
 #define FOVEAL_R256 FOVEAL_R240 ",%120,%121,%122,%123,%124,%125,%126,%127"
 
+// NOLINTBEGIN(bugprone-macro-parentheses): numbers, also as parts of names and texts
 #define FOVEAL_D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define FOVEAL_D16 FOVEAL_D8(0)
 #define FOVEAL_D32 FOVEAL_D16, FOVEAL_D8(8)
@@ -102,6 +103,7 @@ struct Wgmma;
   FOVEAL_WGMMA_TYPED(n, "bf16", true, __VA_ARGS__)   \
   FOVEAL_WGMMA_TYPED(n, "f16", false, __VA_ARGS__)
 
+// NOLINTEND(bugprone-macro-parentheses)
 // clang-format on
 FOVEAL_WGMMA(16, 8, 9, 10, 11, 12, 13, 14)
 FOVEAL_WGMMA(32, 16, 17, 18, 19, 20, 21, 22)

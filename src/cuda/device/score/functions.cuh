@@ -63,6 +63,7 @@ FOVEAL_DEVICE T fv_abs(T x) {
   return x < 0 ? -x : x;
 }
 // Of reals: a NaN of either stays.
+// NOLINTBEGIN(misc-redundant-expression): a NaN differs from itself
 template <class T>
 FOVEAL_DEVICE T fv_min(T a, T b) {
   return b < a || b != b ? b : a;
@@ -71,6 +72,7 @@ template <class T>
 FOVEAL_DEVICE T fv_max(T a, T b) {
   return a < b || b != b ? b : a;
 }
+// NOLINTEND(misc-redundant-expression)
 FOVEAL_DEVICE float fv_min(float a, float b) {
   float least;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));

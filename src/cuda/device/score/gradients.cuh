@@ -10,7 +10,7 @@ namespace foveal::device {
 /// Is some read summed through shared memory?
 constexpr bool staged_reads() {
   for (int r = 0; r < kReads; ++r)
-    if (kReadKind[r] == kColumn || kReadKind[r] == kDiagonal) return true;
+    if (kRead[r].kind == kColumn || kRead[r].kind == kDiagonal) return true;
   return false;
 }
 
@@ -47,7 +47,7 @@ template <int r, int kThreads, int kRows, int kCols, int kM>
 FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_begin, int kv_begin, int row_in_tile,
                                 const R (&s)[kM][kCols / 8][4], const R (&ds)[kM][kCols / 8][4], ReadSums<kM>& sums,
                                 TermTile<kRows, kCols> stage) {
-  constexpr bool kStaged = kReadKind[r] == kColumn || kReadKind[r] == kDiagonal;
+  constexpr bool kStaged = kRead[r].kind == kColumn || kRead[r].kind == kDiagonal;
   const int g = lane_id() / 4, t = lane_id() % 4;
   const auto position = [&](int row, int col) {
     Position here = at;
@@ -55,7 +55,7 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
     here.kv = int(args.kv_offset) + min(kv_begin + col, at.seqlen_kv - 1);
     return here;
   };
-  if constexpr (kReadKind[r] != kElement || kReadStores[r]) {
+  if constexpr (kRead[r].kind != kElement || kRead[r].stores) {
     if constexpr (kStaged) __syncthreads();
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
@@ -68,21 +68,21 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
           const int col = 8 * n + 2 * t + e % 2;
           const Position here = position(row, col);
           const R term = ds[m][n][e] == 0 ? R(0) : ds[m][n][e] * read_factor<r>(s[m][n][e], here, args.score);
-          if constexpr (kReadKind[r] == kUniform) sums.uniform[r] += term;
-          if constexpr (kReadKind[r] == kRow) sums.row[r][m][e / 2] += term;
+          if constexpr (kRead[r].kind == kUniform) sums.uniform[r] += term;
+          if constexpr (kRead[r].kind == kRow) sums.row[r][m][e / 2] += term;
           if constexpr (kStaged) pair[e % 2] = term;
           if constexpr (kStaged) {
             if (e % 2 == 1) *reinterpret_cast<StagePair*>(stage.data + row * stage.kPitch + col - 1) = {pair[0], pair[1]};
           }
-          if constexpr (kReadKind[r] == kScatter) add_to_read<r>(args, s[m][n][e], here, term);
-          if constexpr (kReadKind[r] == kElement) {
+          if constexpr (kRead[r].kind == kScatter) add_to_read<r>(args, s[m][n][e], here, term);
+          if constexpr (kRead[r].kind == kElement) {
             if (q_begin + row < at.seqlen_q && kv_begin + col < at.seqlen_kv) store_to_read<r>(args, s[m][n][e], here, term);
           }
         }
       }
     }
   }
-  if constexpr (kReadKind[r] == kColumn) {
+  if constexpr (kRead[r].kind == kColumn) {
     __syncthreads();
     for (int first = warp_id() * kWarp; first < kCols; first += kThreads) {
       const int col = first + lane_id();
@@ -94,7 +94,7 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
       add_warp_to_read<r>(args, read_element<r>(args, real(0), position(0, col)), sum);
     }
   }
-  if constexpr (kReadKind[r] == kDiagonal) {
+  if constexpr (kRead[r].kind == kDiagonal) {
     __syncthreads();
     for (int warp_diagonal = warp_id() * kWarp - (kRows - 1); warp_diagonal < kCols; warp_diagonal += kThreads) {
       const int diagonal = warp_diagonal + lane_id();
@@ -120,7 +120,7 @@ template <int r, int kWarps, int kM>
 FOVEAL_DEVICE void finish_reads(const AttentionArgs& args, Position at, int q_local, const ReadSums<kM>& sums, R* scratch) {
   at.kv = int(args.kv_offset);
   at.q = int(args.q_offset) + min(q_local, at.seqlen_q - 1);
-  if constexpr (kReadKind[r] == kRow) {
+  if constexpr (kRead[r].kind == kRow) {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -132,7 +132,7 @@ FOVEAL_DEVICE void finish_reads(const AttentionArgs& args, Position at, int q_lo
       }
     }
   }
-  if constexpr (kReadKind[r] == kUniform) {
+  if constexpr (kRead[r].kind == kUniform) {
     R sum = warp_sum(sums.uniform[r]);
     __syncthreads();
     if (lane_id() == 0) scratch[warp_id()] = sum;

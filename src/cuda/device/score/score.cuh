@@ -12,15 +12,16 @@
 //   real slope_in_units(score, at, args)   d modified / d score / slope_unit; kSlopeOfScore: it depends on the score
 //   real slope_unit(score, at, args)       constant over a head and over heads that share keys, to be folded into dq and dk
 //
-// For each trained read r < kReads (kReadKind[r]: how its gradient is reduced; kReadParam[r], kReadRank[r]: its parameter; kReadStores[r]:
-// each element is written once, as a ReadGradient<r>; kReadRowDim[r], kReadColumnDim[r]: of a kElement read, the dimensions of q and kv):
-//   real read_factor_in_units<r>(score, at, args)   d modified / d read / read_unit<r>; kFactorOfScore[r]: it depends on the score;
-//                                                   kFactorIsOne[r], kFactorIsFinite[r]: for all pairs; kFollowsFromDk[r]: it is the raw
-//                                                   score, and the sum of all terms is that of k . dk
+// What these arrays say of each row is in score/traits.cuh: kRead[r], r < kReads (trained reads); kRowRead[i], i < kRowReads; kPairRead[v],
+// v < kPairReads; kPairTile[v], v < kPairTiles; kTable[t], t < kTables; kOffset[o], o < kOffsets.
+//
+// For each trained read r:
+//   real read_factor_in_units<r>(score, at, args)   d modified / d read / read_unit<r>
 //   real read_unit<r>(score, at, args)              constant over a head, to be folded into the sum over pairs
 //   void read_index<r>(score, at, args, index)      the indices, clamped into the parameter
-//   int read_bin<r>(score, at, args)                its bin in shared memory (tile/read_bins.cuh; kBinCopies[r], kBinEntries[r]): the index
-//                                                   among the elements that differ in the dimensions kBinDims[r] (a bitmask)
+//   int read_bin<r>(score, at, args)                its bin in shared memory (tile/read_bins.cuh): the index among the elements that differ
+//                                                   in the dimensions bin_dims
+//   ReadGradient<r>                                 the type of the gradient's elements, where each is written once
 // kSinkParam: index of the sink if its gradient is wanted, else -1.
 //
 // Values that a kernel evaluates or loads apart from pairs, and passes in as members of `at`. For kernels that do not, there are none:
@@ -28,33 +29,30 @@
 //   diagonal[v] = diagonal_value<v>(at, args), v < kDiagonalValues   constant over a diagonal
 //   row[v] = row_value<v>(at, args), v < kRowValues                  constant over a row
 //   loaded[v], v < kPairReads    one element for each pair, prefetched: a PairElementOf<v>, at byte offset pair_origin<v>(at, args) (the
-//                                same for all pairs of a thread) + pair_step<v>(at, args) of parameter kPairParam[v]. kPairRun[v]: it is
-//                                constant over blocks of this many keys (0: it is not); kPairRepeats[v]: it repeats every 64 keys
+//                                same for all pairs of a thread) + pair_step<v>(at, args) of its parameter
 //   tiled[v], v < kPairTiles     the same by TMA, in tiles of PairTileElementOf<v> (tile/pair_tiles.cuh); pair_tile_place<v>(at, args,
 //                                place): coordinates in the tensor map, {column, row, ...}
-//   table[t], t < kTables        shared-memory address of a parameter's elements for one batch entry and head (tile/read_tables.cuh): those
-//                                that differ in the dimensions kTableDims[t] (a bitmask), in rows of kTableRow[t] padded to
-//                                kTablePaddedRow[t]; table_index<t>(at, args, index): the other dimensions
+//   table[t], t < kTables        shared-memory address of a parameter's elements for one batch entry and head (tile/read_tables.cuh), each
+//                                a TableElementOf<t>; table_index<t>(at, args, index): the dimensions in which they do not differ
 //   tanh, if kTanhAhead          tanh(raw score * tanh_factor) * tanh_times, both real f(score, at, args)
 //
 // Forms of scores:
 //   kCappedScore         the modified score / score_unit is at.tanh
 //   kSumScore            the modified score is raw score * score_gain + the sum over o < kOffsets (1 in backward passes) of
 //                        offset_in_units<o> * offset_row<o> * offset_unit<o>, all real f(score, at, args): the first is independent of the
-//                        score, the second constant over a row (1 unless kOffsetHasRow[o]), score_gain and the third constant over a head
+//                        score, the second constant over a row (1 unless kOffset[o].has_row), score_gain and the third constant over a head
 //   kOffsetsInScores     it is (raw score + the sum) * score_unit instead: offset_unit is divided by that, score_in_units is the raw score
-//   kOffsetsFirst        accumulators start as this sum, and q . k is added. A table may then be scaled already (kTableIsScaled[t]; its
-//                        factor: real table_unit<t>(score, args)), and the offset that reads it has no factor (kOffsetIsScaled[o])
+//   kOffsetsFirst        accumulators start as this sum, and q . k is added. A table may then be scaled already (its factor: real
+//                        table_unit<t>(score, args)), and the offset that reads it has no factor
 //   kPairsInPart         0, or, where evaluating it takes many instructions, how many pairs of a thread one turn of a rolled loop evaluates
-//   kOffsetsAreColumns   each offset is at.walk[kOffsetWalk[o]] * (offset_row * offset_unit), added by tensor cores
+//   kOffsetsAreColumns   each offset is at.walk[kOffset[o].walk] * (offset_row * offset_unit), added by tensor cores
 //                        (tile/extra_columns.cuh)
 //
-// For tables by query (kernels/rows_sm90.cuh), i < kRowReads, which is the trained read kRowRead[i]:
-//   int row_bin<i>(at, args)   index among the kRowEntries[i] elements of a query, those that differ in the dimensions kRowDims[i] (a
-//                              bitmask)
-//   kRowRun, kRowRepeats, kRowDistinct, kRowAny: how it varies along the keys; kRowStored: it is stored as a RowGradientOf<i>, not added
+// For tables by query (kernels/rows_sm90.cuh):
+//   int row_bin<i>(at, args)   index among the elements of a query, those that differ in the dimensions kRowRead[i].dims
+//   RowGradientOf<i>           the type of the gradient's elements, where they are stored
 #include "score/functions.cuh"
-#include "score/read_kind.cuh"
+#include "score/traits.cuh"
 
 namespace foveal::device {
 
@@ -146,7 +144,7 @@ struct PairValues {
 template <int v>
 FOVEAL_DEVICE void load_pair_value(PairValues& pairs, const Position& at, const ScoreArgs& args) {
   using PairElement = typename PairElementOf<v>::type;
-  const char* element = static_cast<const char*>(args.param[kPairParam[v]].data) + pair_origin<v>(at, args) + pair_step<v>(at, args);
+  const char* element = static_cast<const char*>(args.param[kPairRead[v].param].data) + pair_origin<v>(at, args) + pair_step<v>(at, args);
   if constexpr (kIsInteger<PairElement>) {
     pairs.value[v] = __int_as_float(fv_load_exact<PairElement>(element, 0));
   } else {
@@ -163,7 +161,7 @@ FOVEAL_DEVICE void load_pair_values(PairValues& pairs, const Position& at, const
 /// Can values of a read be held from tile to tile? kKeys: of a tile; holds: rows are queries, which do not change.
 template <bool holds, int kKeys, int v>
 constexpr bool is_held() {
-  return holds && kPairRepeats[v] && kPairRun[v] == 0 && kKeys % 64 == 0;
+  return holds && kPairRead[v].repeats && kPairRead[v].run == 0 && kKeys % 64 == 0;
 }
 /// The largest power-of-two fraction of a run that divides a tile of this many keys.
 constexpr int common_block(int run, int keys) { return keys % run == 0 ? run : common_block(run / 2, keys); }
@@ -171,7 +169,7 @@ constexpr int common_block(int run, int keys) { return keys % run == 0 ? run : c
 /// are keys), or the first that repeats.
 template <bool transposed, bool holds, int kKeys, int v>
 constexpr int register_of_read(int i) {
-  constexpr int run = kPairRun[v] > 0 ? common_block(kPairRun[v], kKeys) : 0;
+  constexpr int run = kPairRead[v].run > 0 ? common_block(kPairRead[v].run, kKeys) : 0;
   if constexpr (is_held<holds, kKeys, v>()) return i % 32;
   if constexpr (transposed) return run >= 16 ? i & ~2 : i;
   if constexpr (run >= 8) return i / (run / 2) * (run / 2) + (i & 2);

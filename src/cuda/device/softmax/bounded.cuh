@@ -62,7 +62,8 @@ FOVEAL_DEVICE bool guess_probabilities(u32 (&packed)[count / 2], OnlineSoftmax& 
     for (int j = 0; j < kTanhAtOnce; j += 2) packed[(i + j) / 2] = pack(Element{}, p[j], p[j + 1]);
   }
   const float sum[2] = {sums[0] + sums[1], sums[2] + sums[3]};
-  const bool right = fminf(sum[0], sum[1]) >= kLeastMean * (count / 2) && fmaxf(sum[0], sum[1]) <= highest_sum;
+  constexpr int kOfRow = count / 2;
+  const bool right = fminf(sum[0], sum[1]) >= kLeastMean * kOfRow && fmaxf(sum[0], sum[1]) <= highest_sum;
   if (!__all_sync(~0u, right)) return false;
   softmax.sum[0] += sum[0];
   softmax.sum[1] += sum[1];

@@ -9,7 +9,7 @@ namespace foveal::device {
 FOVEAL_DEVICE void load_keys_of_task(const Sm90Args& args, const Pipelines& pipelines, u32 use, int row, int head, int batch) {
   const u32 full = pipelines.key.full_barrier(use);
   mbarrier_arrive_expect_bytes(full, kShared.key_bytes + (kShared.query - kShared.peer_key));
-  load_tile<kBlockKv, kKeyColumns, kKeyStep>(pipelines.key_tile().address, args.k, full, row, head, batch);
+  load_tile<kBlockKv, kFamily.key_columns(kDqSum), kKeyStep>(pipelines.key_tile().address, args.k, full, row, head, batch);
   if constexpr (kClusterSize > 1) {
     const int peer_row = row + (cluster_rank() == 0 ? kBlockKv : -kBlockKv);
     load_tile<kBlockKv, 2 * kPartColumns, kKeyStep>(pipelines.peer_key_tile().address, args.k, full, peer_row, head, batch,

@@ -12,7 +12,7 @@ constexpr bool kThreadInRegister = kBlockQ == 64;
 /// lse of the thread's queries, if prefetched: shared-memory loads issued behind wgmma wait for it where operands take the whole
 /// shared-memory bandwidth.
 struct LsePrefetch {
-  float value[kPrefetchesLse ? kBlockQ / 4 : 1];
+  float value[kFamily.prefetches_lse ? kBlockQ / 4 : 1];
 };
 
 /// partial: some pair is dropped or out of bounds; far: some rows are far (and pairs may be dropped as well).

@@ -3,13 +3,11 @@
 // Scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already in registers as A operands of dV += P^T dO and dK += dS^T
 // Q.
 //
-// config.cuh: kPairStages; kSplitsGroups: the query heads of a kv head are split among Sm90Args::splits tasks. From the kernel: kConsumers,
-// kBlockKv, kClusterSize; kPrefetchesLse: load lse before waiting for S; kDqWarps: warps that add to dQ; kReleases: arrivals of a warpgroup
-// that release a stage of Q or dO; kKeyColumns, kKeyStep: columns of K, and the distance of its chunks; kDsTiles: buffers of dS.
+// config.cuh: kPairStages; kSplitsGroups: the query heads of a kv head are split among Sm90Args::splits tasks.
 #include "ptx/cluster.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
-#include "tile/dq_sum.cuh"
+#include "tile/backward_family.cuh"
 #include "tile/key_rows.cuh"
 #include "tile/pair_tiles.cuh"
 #include "tile/read_collector.cuh"
@@ -17,8 +15,6 @@
 
 namespace foveal::device {
 
-constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kTaskKeys = kClusterSize * kBlockKv;
 constexpr int kDimV = round_up(kHeadDimV, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
@@ -37,9 +33,9 @@ constexpr BackwardLayout kShared{{.block_q = kBlockQ,
                                   .head_dim = kDim,
                                   .head_dim_v = kDimV,
                                   .stages = kStages,
-                                  .key_chunks = chunk_count(kKeyColumns, kKeyStep),
-                                  .peer_key_chunks = peer_key_chunks(kClusterSize),
-                                  .ds_tiles = kDsTiles,
+                                  .key_chunks = kFamily.key_chunks(kDqSum),
+                                  .peer_key_chunks = kFamily.peer_key_chunks(),
+                                  .ds_tiles = kFamily.ds_tiles(),
                                   .pairs = Pairs::kShape,
                                   .line_floats = Lines::kFloats,
                                   .read_stage_bytes = ReadStage::kBytes,
@@ -73,12 +69,13 @@ struct Pipelines {
     if (threadIdx.x == 0) {
       key.init(1, arrivals_of_groups(kConsumers));
       value.init(1, arrivals_of_groups(kConsumers));
-      query.init(1, kConsumers * kReleases);
-      dout.init(1, kConsumers * kReleases);
+      constexpr u32 kReleases = kFamily.releases_by_warps ? arrivals_of_warps(4 * kConsumers) : arrivals_of_groups(kConsumers);
+      query.init(1, kReleases);
+      dout.init(1, kReleases);
       staged.init(arrivals_of_warps(4 * kConsumers), arrivals_of_warps(ReadCollector::kCollectors));
       line_values.init(arrivals_of_warps(1), arrivals_of_warps(4 * kConsumers));
       if constexpr (kPairTiles > 0) pairs.pipeline.init(1, arrivals_of_warps(4 * kConsumers));
-      dq_order.init(1, arrivals_of_warps(kDqWarps));
+      dq_order.init(1, arrivals_of_warps(kFamily.dq_warps()));
       if constexpr (kClusterSize > 1) exchange.init(arrivals_of_warps(4), kClusterSize * arrivals_of_warps(4 * kConsumers));
       fence_mbarrier_init();
     }

@@ -15,7 +15,7 @@ struct BackwardSoftmax : BackwardScores {
   /// Early terms of a pair: `start` makes them from its factors.
   template <int r, class Start>
   FOVEAL_DEVICE void start_terms(EarlyTerms& early, int i, const Score& raw, const Pair& at, Start&& start) const {
-    if constexpr (is_early(r)) {
+    if constexpr (kRead[r].is_early) {
       const float factor =
           kEarlyFactors ? read_factor<r>(raw, at, args.attention.score) : read_factor_in_units<r>(raw, at, args.attention.score);
       early[early_before(r)][i] = start(factor);
@@ -169,7 +169,7 @@ struct BackwardSoftmax : BackwardScores {
       for (int i = 0; i < kPart; i += 4) {
         float lse2[2], kept[4], tanh[4];
         if (i % 8 == 0) tiled = tiles.load(i / 8);
-        if constexpr (kPrefetchesLse && !kInParts) {
+        if constexpr (kFamily.prefetches_lse && !kInParts) {
           lse2[0] = lse_prefetch.value[i / 2];
           lse2[1] = lse_prefetch.value[i / 2 + 1];
         } else {

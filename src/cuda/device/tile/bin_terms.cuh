@@ -39,7 +39,7 @@ struct BinnedPairs : TilePairs {
         constexpr int b = binned_before(r);
         bins.publish_max(bins.range_word<r>(tile, 0), __float_as_uint(sums.largest[b]));
         sums.largest[b] = 0;
-        if constexpr (kBinWindow[r]) {
+        if constexpr (kRead[r].bin_is_window) {
           bins.publish_max(bins.range_word<r>(tile, 1), 0x7fffffff - sums.low[b]);
           bins.publish_max(bins.range_word<r>(tile, 2), sums.high[b]);
           sums.low[b] = 0x7fffffff;
@@ -56,16 +56,16 @@ struct BinnedPairs : TilePairs {
                                  u32 tile) const {
     if constexpr (r < kReads) {
       if constexpr (is_binned(r)) {
-        constexpr int b = binned_before(r), kRangeWords = kBinWindow[r] ? 3 : 1;
+        constexpr int b = binned_before(r), kRangeWords = kRead[r].bin_is_window ? 3 : 1;
         BinUnit& unit = sums.unit[b];
         const u32 largest = uniform(load_word(bins.range_word<r>(tile, 0)));
         bool inside = BinUnit::exponent(largest) != BinUnit::kNotFinite, moves = false;
         int low = 0, high = 0;
-        if constexpr (kBinWindow[r]) {
+        if constexpr (kRead[r].bin_is_window) {
           low = 0x7fffffff - uniform(load_word(bins.range_word<r>(tile, 1)));
           high = uniform(load_word(bins.range_word<r>(tile, 2)));
-          inside = inside && high - low < kBinEntries[r];
-          moves = low < sums.window[b] || high >= sums.window[b] + kBinEntries[r];
+          inside = inside && high - low < kRead[r].bin_entries;
+          moves = low < sums.window[b] || high >= sums.window[b] + kRead[r].bin_entries;
         }
         if (threadIdx.x == 128) {
           for (int word = 0; word < kRangeWords; ++word) store_word(bins.range_word<r>(tile + 2, word), 0);
@@ -77,7 +77,7 @@ struct BinnedPairs : TilePairs {
             flush_bins<r>(unit, sums.window[b], bins);
             named_barrier_sync(kBinsBarrier, kBinThreads);
           }
-          if (moves) sums.window[b] = max(0, low - (kBinEntries[r] - 1 - (high - low)) / 2);
+          if (moves) sums.window[b] = max(0, low - (kRead[r].bin_entries - 1 - (high - low)) / 2);
           if (!unit.holds(largest)) unit.grow(largest);
           add_read_to_bins<r>(gradients, early, unit, sums.window[b], bins);
         }
@@ -91,7 +91,7 @@ struct BinnedPairs : TilePairs {
   FOVEAL_DEVICE void add_read_to_bins(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, BinUnit unit, int window,
                                       ReadBins bins) const {
     const float inverse = unit.inverse();
-    const u32 first = bins.bins<r>() + 4 * (lane_id() % kBinCopies[r]);
+    const u32 first = bins.bins<r>() + 4 * (lane_id() % kRead[r].bin_copies);
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += kBinsAtOnce) {
       int bin[kBinsAtOnce], value[kBinsAtOnce];
@@ -101,7 +101,7 @@ struct BinnedPairs : TilePairs {
       for (int j = 0; j < kBinsAtOnce; ++j) {
         bin[j] = read_bin<r>(0.0f, pair(i + j), args.score);
         value[j] = BinUnit::rounded(term<r, true>(gradients[i + j], early, i + j), inverse);
-        before[j] = add_to_bin(first + 4 * kBinCopies[r] * (kBinWindow[r] ? bin[j] - window : bin[j]), value[j]);
+        before[j] = add_to_bin(first + 4 * kRead[r].bin_copies * (kRead[r].bin_is_window ? bin[j] - window : bin[j]), value[j]);
       }
 #pragma unroll
       for (int j = 0; j < kBinsAtOnce; ++j) wraps |= wrap(before[j], value[j]);
@@ -131,7 +131,7 @@ struct BinnedPairs : TilePairs {
         bin[j] = read_bin<r>(0.0f, pair(i + j), args.score);
         terms[j] = term<r, true>(gradients[i + j], early, i + j);
       }
-      if constexpr (kBinWindow[r]) {
+      if constexpr (kRead[r].bin_is_window) {
         const i64 first = first_element_of_bins<r>(args, base);
 #pragma unroll
         for (int j = 0; j < kBinsAtOnce; ++j)
@@ -161,7 +161,7 @@ struct BinnedPairs : TilePairs {
   /// Moves bins to the exact sums; by all warps that added to them, after a barrier.
   template <int r>
   FOVEAL_DEVICE void flush_bins(BinUnit unit, int window, ReadBins bins) const {
-    constexpr int kCount = kBinEntries[r] * kBinCopies[r];
+    constexpr int kCount = kRead[r].bin_entries * kRead[r].bin_copies;
     const i64 first_element = first_element_of_bins<r>(args, base);
     const float value = unit.value();
 #pragma unroll 1
@@ -171,7 +171,7 @@ struct BinnedPairs : TilePairs {
       const int sum = i < kCount ? static_cast<int>(load_word(at)) : 0;
       if (sum != 0) store_word(at, 0);
       if (__any_sync(~0u, sum != 0))
-        add_warp_to_read<r>(args, first_element + element_of_bin<r>(args, window + i / kBinCopies[r]),
+        add_warp_to_read<r>(args, first_element + element_of_bin<r>(args, window + i / kRead[r].bin_copies),
                             sum_of_read<r>(args, base, static_cast<float>(sum) * value));
     }
   }

@@ -14,23 +14,24 @@
 namespace foveal::device {
 
 /// Does some read need terms of pairs?
-constexpr bool has_terms(int r) { return r < kReads && (!kFollowsFromDk[r] || has_terms(r + 1)); }
+constexpr bool has_terms(int r) { return r < kReads && (kRead[r].has_terms || has_terms(r + 1)); }
 constexpr bool kSumsTerms = kCollectsTerms && has_terms(0);
 
-constexpr bool is_staged(int r) { return kReadKind[r] == kRow || kReadKind[r] == kDiagonal; }
 constexpr int staged_before(int end) {
   int count = 0;
-  for (int r = 0; r < end; ++r) count += is_staged(r);
+  for (int r = 0; r < end; ++r) count += kRead[r].is_staged;
   return count;
 }
 constexpr int kStagedReads = kCollectsTerms ? staged_before(kReads) : 0;
 
 /// Is there a read, or a staged read, whose factor is finite if line values are tame?
 constexpr bool any_tame(int r, bool staged) {
-  return r < kReads && ((kFactorIsTame[r] && !kFactorIsFinite[r] && !is_early(r) && (!staged || is_staged(r))) || any_tame(r + 1, staged));
+  if (r >= kReads) return false;
+  const bool guards = kRead[r].has_terms && kRead[r].factor_is_tame && !kRead[r].factor_is_finite && !kRead[r].is_early;
+  return (guards && (!staged || kRead[r].is_staged)) || any_tame(r + 1, staged);
 }
 constexpr bool kTameReads = kCollectsTerms && any_tame(0, false);
-constexpr bool any_diagonal(int r) { return r < kReads && (kReadKind[r] == kDiagonal || any_diagonal(r + 1)); }
+constexpr bool any_diagonal(int r) { return r < kReads && (kRead[r].kind == kDiagonal || any_diagonal(r + 1)); }
 /// Whether row terms are folded where register sums are accumulated, which needs the same factors; otherwise overlapped with the products
 /// that follow.
 constexpr bool kFoldsRows = kStagedReads > 0 && any_tame(0, true) && !any_diagonal(0);
@@ -38,7 +39,7 @@ constexpr bool kFoldsRows = kStagedReads > 0 && any_tame(0, true) && !any_diagon
 constexpr int staged_floats_before(int end) {
   int count = 0;
   for (int r = 0; r < end; ++r)
-    if (is_staged(r)) count += ReadStageShape::floats(kBlockQ, kBlockKv, kReadKind[r] == kDiagonal);
+    if (kRead[r].is_staged) count += ReadStageShape::floats(kBlockQ, kBlockKv, kRead[r].kind == kDiagonal);
   return count;
 }
 
@@ -51,7 +52,7 @@ struct ReadStage {
   float* data;
 
   template <int r>
-  static constexpr int kPitch = ReadStageShape::pitch(kBlockQ, kReadKind[r] == kDiagonal);
+  static constexpr int kPitch = ReadStageShape::pitch(kBlockQ, kRead[r].kind == kDiagonal);
   template <int r>
   FOVEAL_DEVICE float* row(int row) const {
     return data + staged_floats_before(r) + kZeros + row * kPitch<r>;
@@ -84,11 +85,11 @@ FOVEAL_DEVICE void add_warp_sum(const AttentionArgs& args, const Position& base,
 template <int r = 0>
 FOVEAL_DEVICE void add_reads_of_dk(const AttentionArgs& args, const Position& base, float sum) {
   if constexpr (r < kReads) {
-    if constexpr (kFollowsFromDk[r]) add_warp_sum<r>(args, base, sum);
+    if constexpr (kRead[r].follows_from_dk) add_warp_sum<r>(args, base, sum);
     add_reads_of_dk<r + 1>(args, base, sum);
   }
 }
-constexpr bool any_follows_from_dk(int r) { return r < kReads && (kFollowsFromDk[r] || any_follows_from_dk(r + 1)); }
+constexpr bool any_follows_from_dk(int r) { return r < kReads && (kRead[r].follows_from_dk || any_follows_from_dk(r + 1)); }
 
 /// A warp's tile, and what becomes of its terms.
 struct WarpPairs : BinnedPairs {
@@ -96,12 +97,13 @@ struct WarpPairs : BinnedPairs {
   template <bool partial, int r = 0>
   FOVEAL_DEVICE void sum_up(float gradient, const EarlyTerms& early, int i, TileSums& tile, ReadSums& sums) const {
     if constexpr (r < kReads) {
-      if constexpr (kReadKind[r] == kUniform && !kFollowsFromDk[r]) tile.uniform[r][i % 4] += term<r, partial, partial>(gradient, early, i);
-      if constexpr (kReadKind[r] == kColumn) sums.column[r][fragment_row(i)] += term<r, partial, partial>(gradient, early, i);
+      if constexpr (kRead[r].kind == kUniform && kRead[r].has_terms)
+        tile.uniform[r][i % 4] += term<r, partial, partial>(gradient, early, i);
+      if constexpr (kRead[r].kind == kColumn) sums.column[r][fragment_row(i)] += term<r, partial, partial>(gradient, early, i);
       if constexpr (is_binned(r)) {
         constexpr int b = binned_before(r);
         sums.largest[b] = larger_size(sums.largest[b], term<r, partial, partial>(gradient, early, i));
-        if constexpr (kBinWindow[r]) {
+        if constexpr (kRead[r].bin_is_window) {
           const int bin = read_bin<r>(0.0f, pair<partial>(i), args.score);
           sums.low[b] = min(sums.low[b], bin);
           sums.high[b] = max(sums.high[b], bin);
@@ -121,7 +123,7 @@ struct WarpPairs : BinnedPairs {
   template <bool partial, int r = 0>
   FOVEAL_DEVICE void fold_rows(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, int i, ReadStage stage) const {
     if constexpr (r < kReads) {
-      if constexpr (kReadKind[r] == kRow) {
+      if constexpr (kRead[r].kind == kRow) {
         const auto term = [&](int j) { return this->term<r, partial, partial>(gradients[i + j], early, i + j); };
         *reinterpret_cast<float2*>(staged_row<r>(stage) + fragment_column(i)) = make_float2(term(0) + term(2), term(1) + term(3));
       }
@@ -133,25 +135,25 @@ struct WarpPairs : BinnedPairs {
   template <int r>
   FOVEAL_DEVICE void collect(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadStage stage) const {
     const auto term = [&](int i) { return this->term<r, true>(gradients[i], early, i); };
-    if constexpr ((kReadKind[r] == kScatter && !is_binned(r)) || (kReadKind[r] == kElement && kReadStores[r])) {
+    if constexpr ((kRead[r].kind == kScatter && !is_binned(r)) || (kRead[r].kind == kElement && kRead[r].stores)) {
 #pragma unroll
       for (int i = 0; i < kBlockQ / 2; ++i) {
-        if constexpr (kReadKind[r] == kScatter) add_to_read<r>(args, 0.0f, pair(i), sum_of_read<r>(args, base, term(i)));
-        if constexpr (kReadKind[r] == kElement) {
+        if constexpr (kRead[r].kind == kScatter) add_to_read<r>(args, 0.0f, pair(i), sum_of_read<r>(args, base, term(i)));
+        if constexpr (kRead[r].kind == kElement) {
           const bool exists = first_q + fragment_column(i) < base.seqlen_q && first_key + 8 * fragment_row(i) < base.seqlen_kv;
           if (exists) store_to_read<r>(args, 0.0f, pair(i), sum_of_read<r>(args, base, term(i)));
         }
       }
     }
-    if constexpr (is_staged(r) && !kFoldsRows) {
-      constexpr int shift = kReadKind[r] == kDiagonal;  // in blocks of 8 queries, between keys g and g + 8
+    if constexpr (kRead[r].is_staged && !kFoldsRows) {
+      constexpr int shift = kRead[r].kind == kDiagonal;  // in blocks of 8 queries, between keys g and g + 8
       float* row = staged_row<r>(stage);
 #pragma unroll
       for (int block = 0; block < kBlockQ / 8 + shift; ++block) {
         float2 folded = make_float2(0, 0);
         if (block >= shift) folded = make_float2(term(4 * (block - shift)), term(4 * (block - shift) + 1));
         if (block < kBlockQ / 8) folded = make_float2(folded.x + term(4 * block + 2), folded.y + term(4 * block + 3));
-        if constexpr (kReadKind[r] == kRow) {
+        if constexpr (kRead[r].kind == kRow) {
           *reinterpret_cast<float2*>(row + 8 * block) = folded;
         } else {
           row[8 * block] = folded.x;
@@ -169,8 +171,8 @@ struct WarpPairs : BinnedPairs {
       named_barrier_sync(kBinsBarrier, kBinThreads);
       flush_all_bins(sums, bins);
     }
-    if constexpr (kReadKind[r] == kUniform && !kFollowsFromDk[r]) add_warp_sum<r>(args, base, sums.uniform[r]);
-    if constexpr (kReadKind[r] == kColumn) {
+    if constexpr (kRead[r].kind == kUniform && kRead[r].has_terms) add_warp_sum<r>(args, base, sums.uniform[r]);
+    if constexpr (kRead[r].kind == kColumn) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float sum = quad_sum(sums.column[r][i]);

@@ -16,6 +16,7 @@ struct EpilogueState {
 
 struct DecodeEpilogue : TileScores<PackedRows> {
   using TileScores::TileScores;
+  using State = EpilogueState;
 
   /// Row r of this split in the workspace.
   FOVEAL_DEVICE i64 split_row(const ForwardTask& work, int r) const {

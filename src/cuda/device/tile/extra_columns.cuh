@@ -87,7 +87,7 @@ struct KeyColumns {
       bool tame = true;
 #pragma unroll
       for (int o = 0; o < kOffsets; ++o) {
-        value[o] = lines.walk(kOffsetWalk[o])[key];
+        value[o] = lines.walk(kOffset[o].walk)[key];
         tame = tame && is_tame(value[o]);
       }
       PackedColumns columns;

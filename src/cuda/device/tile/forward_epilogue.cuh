@@ -17,6 +17,7 @@ struct EpilogueState {
 
 struct ForwardEpilogue : TileOffsets {
   using TileOffsets::TileOffsets;
+  using State = EpilogueState;
 
   /// Drops probabilities; the kept ones are scaled in the epilogue.
   FOVEAL_DEVICE void drop(float (&p)[kBlockKv / 2], const ForwardTask& work) const {

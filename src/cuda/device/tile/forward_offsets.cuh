@@ -38,7 +38,7 @@ struct TileOffsets : TileScores<HeadRows> {
   FOVEAL_DEVICE float begin_with_offsets(const HeadConstants& head, const Pair& at) const {
     const Score none{0, offset_scale()};
     const float offset = offset_in_units<0>(none, at, args.attention.score);
-    return add_offsets<1>(kOffsetIsScaled[0] ? offset : offset * unit_of_offset<0>(head, none, at), head, none, at);
+    return add_offsets<1>(kOffset[0].is_scaled ? offset : offset * unit_of_offset<0>(head, none, at), head, none, at);
   }
   /// kOffsetsAreColumns: adds the offsets of rows and keys whose values are too large for the columns. Rare.
   FOVEAL_DEVICE void add_large_offsets(float (&scores)[kBlockKv / 2], const HeadConstants& head, const ForwardTask& work, u32 use) const {
@@ -54,7 +54,7 @@ struct TileOffsets : TileScores<HeadRows> {
         float offset = 0;
 #pragma unroll
         for (int o = 0; o < kOffsets; ++o) {
-          const float of_column = pipelines.lines(use).walk(kOffsetWalk[o])[column];
+          const float of_column = pipelines.lines(use).walk(kOffset[o].walk)[column];
           tame = tame && is_tame(of_column);
           offset = fmaf(of_column, of_row[r][o], offset);
         }

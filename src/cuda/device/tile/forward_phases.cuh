@@ -46,6 +46,7 @@ template <class Epilogue>
 struct ForwardPhases : Epilogue {
   using Epilogue::args, Epilogue::pipelines, Epilogue::group, Epilogue::thread, Epilogue::exponent;
   using Epilogue::Epilogue;
+  using EpilogueState = typename Epilogue::State;
 
   // ---- tasks ----
 

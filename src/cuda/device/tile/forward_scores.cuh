@@ -122,14 +122,14 @@ struct TileScores : TileRows {
   FOVEAL_DEVICE float add_offsets(float onto, const HeadConstants& head, const Score& raw, const Pair& at) const {
     if constexpr (o < kOffsets) {
       const float offset = offset_in_units<o>(raw, at, args.attention.score);
-      if constexpr (kOffsetIsScaled[o]) return add_offsets<o + 1>(onto + offset, head, raw, at);
+      if constexpr (kOffset[o].is_scaled) return add_offsets<o + 1>(onto + offset, head, raw, at);
       return add_offsets<o + 1>(fmaf(offset, unit_of_offset<o>(head, raw, at), onto), head, raw, at);
     }
     return onto;
   }
   template <int o>
   FOVEAL_DEVICE float unit_of_offset(const HeadConstants& head, const Score& raw, const Pair& at) const {
-    if constexpr (kOffsetHasRow[o]) return head.offset_unit[o] * offset_row<o>(raw, at, args.attention.score);
+    if constexpr (kOffset[o].has_row) return head.offset_unit[o] * offset_row<o>(raw, at, args.attention.score);
     return head.offset_unit[o];
   }
   template <int o = 0>

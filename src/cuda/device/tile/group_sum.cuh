@@ -1,6 +1,7 @@
 #pragma once
 // Layout of the fp32 sums of dK and dV to which several tasks add (launch/group_sums.h): [sequence][kv head][64 keys], each in the
 // accumulator order of a warpgroup. Packed sequences: [kv head][64 keys], sequence b from row padded_first_row() on.
+#include "element.cuh"
 #include "layout/agreed.cuh"
 #include "layout/sm90.cuh"
 #include "schedule/tile_runs.cuh"

@@ -1,5 +1,6 @@
 #pragma once
 // The columns of a tile that a thread's two rows keep, by sequence ends and band limits; a mask program is evaluated pair by pair.
+#include "base.cuh"
 #include "sm90_args.cuh"
 
 namespace foveal::device {

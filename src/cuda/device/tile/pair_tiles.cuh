@@ -14,7 +14,7 @@ namespace foveal::device {
 template <int v>
 constexpr int kPairTileElementBytes = sizeof(typename PairTileElementOf<v>::type);
 template <int v>
-constexpr PairTileShape kPairTileShape{kPairTileElementBytes<v>, kPairTileStairs[v], kPairTileKeys[v]};
+constexpr PairTileShape kPairTileShape{kPairTileElementBytes<v>, kPairTile[v].stairs, kPairTile[v].keys};
 template <int v>
 constexpr int pair_tile_columns(int keys) {
   return kPairTileShape<v>.loaded(keys);
@@ -64,10 +64,10 @@ struct PairTiles {
     constexpr int kChunk = kChunkRowBytes / kPairTileElementBytes<v>;  // columns
     int place[4] = {};
     pair_tile_place<v>(first, args.attention.score, place);
-    if constexpr (kPairTileStairs[v]) place[0] = first_stair<v>(place[0]);
+    if constexpr (kPairTile[v].stairs) place[0] = first_stair<v>(place[0]);
 #pragma unroll
     for (int chunk = 0; chunk < chunk_count(pair_tile_columns<v>(kColumns), kChunk); ++chunk) {
-      if constexpr (kPairTileWraps[v]) {
+      if constexpr (kPairTile[v].wraps) {
         Position at = first;
         at.kv += chunk * kChunk;
         pair_tile_place<v>(at, args.attention.score, place);
@@ -136,7 +136,7 @@ struct TiledView {
   FOVEAL_DEVICE void find(const PairTiles<kRows, kColumns>& tiles, u32 use, int first, const Position& at, const ScoreArgs& args) {
     if constexpr (v < kPairTiles) {
       const u32 tile = tiles.template tile<v>(use);
-      if constexpr (kPairTileStairs[v]) {
+      if constexpr (kPairTile[v].stairs) {
         static_assert(transposed && kPairTileElementBytes<v> == 4, "stairs are read by rows of keys");
         const int column = 2 * (lane_id() % 4);
         const auto stair = [&](int key) {
@@ -149,7 +149,7 @@ struct TiledView {
           return tile + column * kChunkRowBytes + (((element / 4) ^ column) * 16 + element % 4 * 4);
         };
         address[v] = stair(first + lane_id() / 4);
-        second[v] = kPairTileSame[v] ? address[v] : stair(first + lane_id() / 4 + 8);
+        second[v] = kPairTile[v].same ? address[v] : stair(first + lane_id() / 4 + 8);
       } else if constexpr (kPairTileElementBytes<v> == 4) {
         const int row = lane_id() / 4, column = 2 * (lane_id() % 4);  // of the fragment
         if constexpr (transposed) {
@@ -184,7 +184,7 @@ struct TiledView {
         for (int i = 0; i < 8; i += 2) {
           const int block = i / 4, half = fragment_row(i);  // 8 columns; 8 rows
           u32 *one = &values.word[v][i], *two = &values.word[v][i + 1];
-          if constexpr (kPairTileSame[v]) {
+          if constexpr (kPairTile[v].same) {
             if (half == 1) {
               *one = values.word[v][i - 2];
               *two = values.word[v][i - 1];
@@ -192,7 +192,7 @@ struct TiledView {
             }
           }
           if constexpr (transposed) {
-            const u32 of_half = kPairTileStairs[v] ? (half ? second[v] : address[v]) : address[v] ^ 32 * half;
+            const u32 of_half = kPairTile[v].stairs ? (half ? second[v] : address[v]) : address[v] ^ 32 * half;
             const int blocks = (16 * n + 8 * block) * kChunkRowBytes;  // the swizzle is the same there
             *one = load_word(of_half + blocks);
             *two = load_word((of_half ^ 16) + (kChunkRowBytes + blocks));

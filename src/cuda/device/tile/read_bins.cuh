@@ -3,14 +3,14 @@
 // pairs can touch, as integer atomics are native there and independent of order. Terms are rounded to a unit, 2^-20 to 2^-22 of the largest
 // in a tile, which all warps learn at a barrier; if a tile's terms are too large for the unit, bins are flushed to the exact sums
 // (score/exact_sum.cuh) and restart with a larger unit. An addition that wraps around sends 2^32 units to the exact sums. Few elements are
-// replicated over lanes to avoid conflicts; of many (kBinWindow) a window follows the tiles, and terms beyond it go to the exact sums.
+// replicated over lanes to avoid conflicts; of many (bin_is_window) a window follows the tiles, and terms beyond it go to the exact sums.
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
 #include "score/read_targets.cuh"
 
 namespace foveal::device {
 
-constexpr bool is_binned(int r) { return kCollectsTerms && kBinCopies[r] > 0; }
+constexpr bool is_binned(int r) { return kCollectsTerms && kRead[r].bin_copies > 0; }
 constexpr int binned_before(int end) {
   int count = 0;
   for (int r = 0; r < end; ++r) count += is_binned(r);
@@ -18,12 +18,12 @@ constexpr int binned_before(int end) {
 }
 constexpr int bins_before(int end) {
   int count = 0;
-  for (int r = 0; r < end; ++r) count += is_binned(r) ? kBinEntries[r] * kBinCopies[r] : 0;
+  for (int r = 0; r < end; ++r) count += is_binned(r) ? kRead[r].bin_entries * kRead[r].bin_copies : 0;
   return count;
 }
 constexpr int range_words_before(int end) {
   int words = 0;
-  for (int r = 0; r < end; ++r) words += is_binned(r) ? (kBinWindow[r] ? 3 : 1) : 0;
+  for (int r = 0; r < end; ++r) words += is_binned(r) ? (kRead[r].bin_is_window ? 3 : 1) : 0;
   return words;
 }
 constexpr int kBinnedReads = binned_before(kReads);
@@ -84,12 +84,12 @@ struct ReadBins {
 /// Parameter element of a bin, relative to the head's first one.
 template <int r>
 FOVEAL_DEVICE i64 element_of_bin(const AttentionArgs& args, int bin) {
-  const auto& size = args.score.param[kReadParam[r]].size;
-  constexpr bool kOne = (kBinDims[r] & (kBinDims[r] - 1)) == 0;
+  const auto& size = args.score.param[kRead[r].param].size;
+  constexpr bool kOne = (kRead[r].bin_dims & (kRead[r].bin_dims - 1)) == 0;
   i64 offset = 0, stride = 1;
 #pragma unroll
-  for (int d = kReadRank[r] - 1; d >= 0; --d) {
-    if (kBinDims[r] >> d & 1) {
+  for (int d = kRead[r].rank - 1; d >= 0; --d) {
+    if (kRead[r].bin_dims >> d & 1) {
       const int rest = kOne ? 0 : bin / size[d];
       offset += (bin - rest * size[d]) * stride;
       bin = rest;
@@ -104,8 +104,8 @@ FOVEAL_DEVICE i64 first_element_of_bins(const AttentionArgs& args, const Positio
   read_index<r>(0.0f, base, args.score, index);
   i64 element = 0;
 #pragma unroll
-  for (int d = 0; d < kReadRank[r]; ++d)
-    element = element * args.score.param[kReadParam[r]].size[d] + (kBinDims[r] >> d & 1 ? 0 : index[d]);
+  for (int d = 0; d < kRead[r].rank; ++d)
+    element = element * args.score.param[kRead[r].param].size[d] + (kRead[r].bin_dims >> d & 1 ? 0 : index[d]);
   return element;
 }
 

@@ -65,7 +65,7 @@ struct ReadCollector {
   template <int r>
   FOVEAL_DEVICE void collect_read() {
     constexpr int kPitch = ReadStage::kPitch<r>;
-    if constexpr (kReadKind[r] == kRow) {
+    if constexpr (kRead[r].kind == kRow) {
 #pragma unroll
       for (int i = 0; i < kFinished; ++i) {
         const float* from = stage.row<r>(group) + kAtOnce * i + kWarp * number + neighbours;
@@ -75,7 +75,7 @@ struct ReadCollector {
         for (int row = 0; row < ReadStage::kRows; row += 4) add_four(rows[r][i], from + row * kPitch);
       }
     }
-    if constexpr (kReadKind[r] == kDiagonal) {
+    if constexpr (kRead[r].kind == kDiagonal) {
       const float* from = stage.row<r>(2 * group) + neighbours + 2 * group + 8;
 #pragma unroll
       for (int round = 0; round < kRounds; ++round) {
@@ -114,14 +114,14 @@ struct ReadCollector {
 
   template <int r>
   FOVEAL_DEVICE void add_lines() {
-    if constexpr (kReadKind[r] == kRow) {
+    if constexpr (kRead[r].kind == kRow) {
 #pragma unroll
       for (int i = 0; i < kFinished; ++i) {
         const int query = first_q + kAtOnce * i + kWarp * number + neighbours + kept_of_four();
         add<r>(position_at(args, base, query, first_key), sum_groups(rows[r][i]));
       }
     }
-    if constexpr (kReadKind[r] == kDiagonal) add_finished<r>();
+    if constexpr (kRead[r].kind == kDiagonal) add_finished<r>();
     if constexpr (r + 1 < kReads) add_lines<r + 1>();
   }
 
@@ -141,7 +141,7 @@ struct ReadCollector {
 
   template <int r>
   FOVEAL_DEVICE void add_diagonals() {
-    if constexpr (kReadKind[r] == kDiagonal) add_finished<r>();
+    if constexpr (kRead[r].kind == kDiagonal) add_finished<r>();
     if constexpr (r + 1 < kReads) add_diagonals<r + 1>();
   }
 
@@ -158,7 +158,7 @@ struct ReadCollector {
 
   template <int r>
   FOVEAL_DEVICE void add_sums() {
-    if constexpr (is_staged(r)) {
+    if constexpr (kRead[r].is_staged) {
       add_warp_to_read<r>(args, element[r], sum[r]);
       sum[r] = 0;
     }

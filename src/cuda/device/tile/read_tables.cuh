@@ -2,13 +2,14 @@
 // Tables: parameters with data-dependent indices, in shared memory as fp32: all elements that pairs of one batch entry and head can read.
 // Small tables are replicated over lanes to avoid bank conflicts.
 #include "ptx/mbarrier.cuh"
+#include "ptx/warp.cuh"
 #include "score/score.cuh"
 
 namespace foveal::device {
 
 constexpr int table_words_before(int end) {
   int words = 0;
-  for (int t = 0; t < end; ++t) words += kTableEntries[t] * kTableCopies[t];
+  for (int t = 0; t < end; ++t) words += kTable[t].entries * kTable[t].copies;
   return words;
 }
 
@@ -19,7 +20,7 @@ struct ReadTables {
   template <int t = 0>
   FOVEAL_DEVICE void put_into(Pair& pair) const {
     if constexpr (t < kTables) {
-      pair.table[t] = address + 4 * (table_words_before(t) + lane_id() % kTableCopies[t]);
+      pair.table[t] = address + 4 * (table_words_before(t) + lane_id() % kTable[t].copies);
       put_into<t + 1>(pair);
     }
   }
@@ -55,7 +56,7 @@ struct TableLoader {
     table_index<t>(base, args, index);
     next[t] = 0;
 #pragma unroll
-    for (int d = 0; d < kTableRank[t]; ++d) next[t] += kTableDims[t] >> d & 1 ? 0 : index[d] * args.param[kTableParam[t]].stride[d];
+    for (int d = 0; d < kTable[t].rank; ++d) next[t] += kTable[t].dims >> d & 1 ? 0 : index[d] * args.param[kTable[t].param].stride[d];
     const bool differs = next[t] != first[t];
     if constexpr (t + 1 < kTables) return find<t + 1>(next, base, args) || differs;
     return differs;
@@ -64,16 +65,16 @@ struct TableLoader {
   template <int t>
   FOVEAL_DEVICE void fill(ReadTables tables, const i64 (&next)[kTableSlots], const ScoreArgs& args, int thread, int threads) {
     using TableElement = typename TableElementOf<t>::type;
-    const ParamView& param = args.param[kTableParam[t]];
+    const ParamView& param = args.param[kTable[t].param];
     if (__any_sync(~0u, next[t] != first[t])) {
       first[t] = next[t];
-      constexpr int kCount = kTableEntries[t] * kTableCopies[t];
+      constexpr int kCount = kTable[t].entries * kTable[t].copies;
 #pragma unroll 16
       for (int start = 0; start < kCount; start += threads) {
         const int i = start + thread;
         if (i >= kCount) continue;
-        float value = fv_load<TableElement>(param.data, next[t] + offset_of<t>(param, element_of<t>(i / kTableCopies[t])));
-        if constexpr (kTableIsScaled[t]) value *= table_unit<t>(one, args);
+        float value = fv_load<TableElement>(param.data, next[t] + offset_of<t>(param, element_of<t>(i / kTable[t].copies)));
+        if constexpr (kTable[t].is_scaled) value *= table_unit<t>(one, args);
         store_word(tables.address + 4 * (table_words_before(t) + i), __float_as_uint(value));
       }
     }
@@ -83,19 +84,19 @@ struct TableLoader {
   /// Element of a table entry; padding repeats the last element of its row.
   template <int t>
   FOVEAL_DEVICE static int element_of(int entry) {
-    if constexpr (kTableRow[t] == kTablePaddedRow[t]) return entry;
-    const int row = entry / kTablePaddedRow[t];
-    return row * kTableRow[t] + min(entry - row * kTablePaddedRow[t], kTableRow[t] - 1);
+    if constexpr (kTable[t].row == kTable[t].padded_row) return entry;
+    const int row = entry / kTable[t].padded_row;
+    return row * kTable[t].row + min(entry - row * kTable[t].padded_row, kTable[t].row - 1);
   }
 
   /// Parameter offset of a table element, relative to the first.
   template <int t>
   FOVEAL_DEVICE static i64 offset_of(const ParamView& param, int element) {
-    constexpr bool kOne = (kTableDims[t] & (kTableDims[t] - 1)) == 0;
+    constexpr bool kOne = (kTable[t].dims & (kTable[t].dims - 1)) == 0;
     i64 offset = 0;
 #pragma unroll
-    for (int d = kTableRank[t] - 1; d >= 0; --d) {
-      if (kTableDims[t] >> d & 1) {
+    for (int d = kTable[t].rank - 1; d >= 0; --d) {
+      if (kTable[t].dims >> d & 1) {
         const int rest = kOne ? 0 : element / param.size[d];
         offset += (element - rest * param.size[d]) * param.stride[d];
         element = rest;

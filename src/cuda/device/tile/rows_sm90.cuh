@@ -19,14 +19,14 @@ using Walk = TileWalk<kSource, false>;
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 
-constexpr int bin_words(int n) { return row_bin_words(kRowEntries[n], kRowAny[n] ? RowBins::any : RowBins::distinct); }
+constexpr int bin_words(int n) { return row_bin_words(kRowRead[n].entries, kRowRead[n].any ? RowBins::any : RowBins::distinct); }
 constexpr int bin_words_before(int end) {
   int words = 0;
   for (int n = 0; n < end; ++n) words += bin_words(n);
   return words;
 }
-constexpr bool any_transposed(int n) { return n < kRowReads && (kRowAny[n] || any_transposed(n + 1)); }
-constexpr bool in_registers(int n) { return kRowRepeats[n] && kRowRun[n] < 16; }  // n: index of a row read
+constexpr bool any_transposed(int n) { return n < kRowReads && (kRowRead[n].any || any_transposed(n + 1)); }
+constexpr bool in_registers(int n) { return kRowRead[n].repeats && kRowRead[n].run < 16; }  // n: index of a row read
 constexpr int in_registers_before(int end) {
   int count = 0;
   for (int n = 0; n < end; ++n) count += in_registers(n);

@@ -2,19 +2,20 @@
 // Backward: a warp's view of a transposed tile of scores, 16 keys by kBlockQ queries, and what
 // its pairs contribute to gradients of parameters.
 #include "score/read_targets.cuh"
+#include "tile/backward_family.cuh"
 #include "tile/line_values.cuh"
 #include "tile/read_tables.cuh"
 
 namespace foveal::device {
 
-/// Early reads: their terms are known with the probability, as the factor or the slope of the score_mod depends on the score. Each keeps an
-/// array: of factors (0 for dropped pairs), or, if the gradient of the modified score is never formed without the slope, of probability *
-/// factor / unit. A factor includes its unit: without it, it may be the raw score itself, whose register the tensor cores need.
+/// Early reads (is_early): their terms are known with the probability, as the factor or the slope of the score_mod depends on the score.
+/// Each keeps an array: of factors (0 for dropped pairs), or, if the gradient of the modified score is never formed without the slope, of
+/// probability * factor / unit. A factor includes its unit: without it, it may be the raw score itself, whose register the tensor cores
+/// need.
 constexpr bool kEarlyFactors = !kSlopeOfScore;
-constexpr bool is_early(int r) { return kSlopeOfScore || (kFactorOfScore[r] && !kFollowsFromDk[r]); }
 constexpr int early_before(int end) {
   int count = 0;
-  for (int r = 0; r < end; ++r) count += is_early(r);
+  for (int r = 0; r < end; ++r) count += kRead[r].is_early;
   return count;
 }
 constexpr int kEarlyReads = kCollectsTerms ? early_before(kReads) : 0;
@@ -24,7 +25,7 @@ using EarlyTerms = float[kEarlySlots][kBlockQ / 2];
 /// Terms summed for one head, with the read's unit applied.
 template <int r>
 FOVEAL_DEVICE float sum_of_read(const AttentionArgs& args, const Position& at, float sum) {
-  if constexpr (kEarlyFactors && is_early(r)) return sum;
+  if constexpr (kEarlyFactors && kRead[r].is_early) return sum;
   return apply_unit(sum, read_unit<r>({1, static_cast<float>(args.scale)}, at, args.score));
 }
 
@@ -68,10 +69,10 @@ struct TilePairs {
   /// gradient: of the modified score, or dP - delta if the early terms contain the probability; 0 for dropped pairs.
   template <int r, bool partial, bool guarded = true>
   FOVEAL_DEVICE float term(float gradient, const EarlyTerms& early, int i) const {
-    if constexpr (is_early(r)) return gradient * early[early_before(r)][i];
-    if constexpr (kFactorIsOne[r]) return gradient;
+    if constexpr (kRead[r].is_early) return gradient * early[early_before(r)][i];
+    if constexpr (kRead[r].factor_is_one) return gradient;
     const float product = gradient * read_factor_in_units<r>(0.0f, pair<partial>(i), args.score);
-    return kFactorIsFinite[r] || (kFactorIsTame[r] && !guarded) || gradient != 0.0f ? product : 0.0f;
+    return kRead[r].factor_is_finite || (kRead[r].factor_is_tame && !guarded) || gradient != 0.0f ? product : 0.0f;
   }
 };
 
