@@ -197,6 +197,7 @@ struct BlockOps {
   /// Weights are the tile, and pointers to tiles may be advanced by a multiple of 16 lanes.
   /// Otherwise weights have buffers of 2-byte elements.
   bool weights_in_tile;
+  int panel_lane_bytes;  ///< from a lane of a panel to the next
 
   // Packing. Sizes in bytes.
   std::size_t (*panel_bytes)(int dim);
