@@ -74,7 +74,7 @@ ExitCode exit_code(ErrorCode code) {
 void add_plan_options(CLI::App& command, PlanOptions& options) {
   command.add_option("--backend", options.backend, "reference, cpu or cuda; default: the first that can");
   command.add_option("--target", options.target,
-                     base::join("scalar, avx2, avx512, avx512bf16, amx, neon, neonbf16, ", cuda::target_names(", "),
+                     base::join("scalar, avx2, avx512, avx512bf16, amx, neon, neonbf16, neonfhm, ", cuda::target_names(", "),
                                 ", as foveal targets lists them; default: the best here"));
   command.add_option("--threads", options.threads, "CPU threads; default: all")->check(whole_number(0, 4096));
 }

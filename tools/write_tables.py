@@ -44,7 +44,7 @@ def support():
         forward, backward = row["forward"], row["backward"]
         table[row["case"]][row["contender"]] = forward if forward == backward else f"{forward} / {backward}"
         origins[row["case"], row["contender"]] = f"{named(row['machine']).split(' (avx')[0]}, commit {built(row)}"
-    untried = {"cpu neon", "cpu neonbf16"}  # of targets that no recorded machine has
+    untried = {"cpu neon", "cpu neonbf16", "cpu neonfhm"}  # of targets that no recorded machine has
     columns = sorted({target for cells in table.values() for target in cells} | untried, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
     lines = ["| forward / backward | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {feature} | " + " | ".join(cells.get(target, "not tried") for target in columns) + " |" for feature, cells in table.items()]

@@ -81,12 +81,19 @@ void measure(const BlockOps<float>& ops, DType dtype, int dim) {
   const cpu::KeyRange range{0, keys};
 
   const std::string kernel = std::string("cpu.") + ops.name + ".";
-  const double peak = micro::peak(*micro::unit_of_kernel(kernel)).best;
+  const auto unit = micro::unit_of_kernel(kernel);
+  const double peak = unit ? micro::peak(*unit).best : 0;  // 0: not measured
   const double flops = 2.0 * static_cast<double>(cells) * dim;
-  std::printf("%s, head_dim %d, tiles of %d lanes x %d keys, peak %.0f GFLOP/s\n", ops.name, dim, lanes, keys, peak);
-  const auto product = [&](const char* name, double ns) { std::printf("  %-16s %9.0f ns  %5.2f of peak\n", name, ns, flops / ns / peak); };
+  std::printf("%s, head_dim %d, tiles of %d lanes x %d keys", ops.name, dim, lanes, keys);
+  peak > 0 ? std::printf(", peak %.0f GFLOP/s\n", peak) : std::printf("\n");
+  const auto product = [&](const char* name, double ns) {
+    std::printf("  %-16s %9.0f ns  ", name, ns);
+    peak > 0 ? std::printf("%5.2f of peak\n", flops / ns / peak) : std::printf("%5.1f GFLOP/s\n", flops / ns);
+  };
   const auto other = [&](const char* name, double ns) {
-    std::printf("  %-16s %9.0f ns  %5.2f of the time of a product at peak\n", name, ns, ns * peak / flops);
+    std::printf("  %-16s %9.0f ns", name, ns);
+    if (peak > 0) std::printf("  %5.2f of the time of a product at peak", ns * peak / flops);
+    std::printf("\n");
   };
   if (ops.enter) ops.enter();
   const cpu::Operand operand = ops.prepare(key_rows, keys, dim, {.dot = true, .mix = true}, scratch);
@@ -131,6 +138,8 @@ int main(int argc, char** argv) {
       }
       if (target.bf16)
         measure(*target.bf16, DType::bf16, dim);
+      else if (target.f16)
+        measure(*target.f16, DType::f16, dim);
       else if (target.f32)
         measure(*target.f32, DType::f32, dim);
     }

@@ -146,8 +146,8 @@ FOVEAL_API int num_threads();
 
 struct PlanOptions {
   std::string backend{};  ///< "": the first backend that supports the problem; or "reference", "cpu", "cuda"
-  /// "": the best target of this machine; or "scalar", "avx2", "avx512", "avx512bf16", "amx", "neon", "neonbf16" (cpu), "sm80", "sm90"
-  /// (cuda), "f64" (reference); targets() lists those of this build
+  /// "": the best target of this machine; or "scalar", "avx2", "avx512", "avx512bf16", "amx", "neon", "neonbf16", "neonfhm" (cpu), "sm80",
+  /// "sm90" (cuda), "f64" (reference); targets() lists those of this build
   std::string target{};
   std::string exclude{};                       ///< comma-separated backends that must not be chosen: "reference"
   int threads = 0;                             ///< CPU; 0: num_threads()

@@ -35,7 +35,8 @@ struct LaneState : TileWalk {
     LaneState part = *this;
     part.lanes = lanes.slice(begin, end);
     part.first += begin;
-    part.q_panel = static_cast<Real*>(q_panel) + begin, part.dout_panel = static_cast<Real*>(dout_panel) + begin;
+    part.q_panel = static_cast<char*>(q_panel) + begin * s.ops.panel_lane_bytes;
+    part.dout_panel = static_cast<char*>(dout_panel) + begin * s.ops.panel_lane_bytes;
     part.q_rows = static_cast<Real*>(q_rows) + begin * padded_dim(s.dim);
     part.dout_rows = static_cast<Real*>(dout_rows) + begin * padded_dim(s.dim_v);
     part.lse += begin, part.delta += begin, part.far += begin, part.dq += begin;

@@ -59,6 +59,14 @@ std::string missing_for_neonbf16() {
 #endif
   return "bf16";
 }
+
+std::string missing_for_neonfhm() {
+#if defined(__linux__)
+  constexpr unsigned long hwcap_asimdfhm = 1ul << 23;
+  if (getauxval(AT_HWCAP) & hwcap_asimdfhm) return {};
+#endif
+  return "asimdfhm";
+}
 #endif
 
 /// Best time of the product of one block: 64 lanes, 64 dims.
@@ -99,6 +107,9 @@ const std::vector<Target>& all_targets() {
     list.push_back(make_target("neonbf16", missing_for_neonbf16(), "BFMMLA for bf16, Advanced SIMD for the rest", &targets::neon_f32,
                                &targets::neon_f64));
     list.back().bf16 = &targets::neonbf16_bf16;
+    list.push_back(
+        make_target("neonfhm", missing_for_neonfhm(), "FMLAL for f16, Advanced SIMD for the rest", &targets::neon_f32, &targets::neon_f64));
+    list.back().f16 = &targets::neonfhm_f16;
     list.push_back(make_target("neon", {}, "Advanced SIMD", &targets::neon_f32, &targets::neon_f64));
 #endif
     list.push_back(make_target("scalar", {}, "any processor", &targets::scalar_f32, &targets::scalar_f64));
@@ -108,12 +119,14 @@ const std::vector<Target>& all_targets() {
 }
 
 const BlockOps<float>* float_ops(const Target& target, DType dtype) {
-  return dtype == DType::bf16 && target.bf16 ? target.bf16 : target.f32;
+  if (dtype == DType::bf16 && target.bf16) return target.bf16;
+  if (dtype == DType::f16 && target.f16) return target.f16;
+  return target.f32;
 }
 
 bool worthwhile(const Target& target, DType dtype) {
-  if (!target.bf16) return true;
-  if (dtype != DType::bf16) return false;
+  if (!target.bf16 && !target.f16) return true;
+  if (dtype == DType::f64 || float_ops(target, dtype) == target.f32) return false;
 #if defined(__x86_64__)
   if (target.bf16 == &targets::avx512bf16_bf16) {
     static const bool faster = block_seconds(targets::avx512bf16_bf16) < 0.8 * block_seconds(targets::avx512_f32);

@@ -14,12 +14,13 @@ struct Target {
   const BlockOps<float>* f32 = nullptr;  ///< null: none
   const BlockOps<double>* f64 = nullptr;
   const BlockOps<float>* bf16 = nullptr;  ///< products of bf16 with fp32 accumulation
+  const BlockOps<float>* f16 = nullptr;   ///< of f16
 };
 
 /// Best first.
 const std::vector<Target>& all_targets();
 
-/// The table for tensors of a type: for bf16 the target's bf16 products if it has them, else f32 with conversion. Null: none.
+/// The table for tensors of a type: for bf16 and f16 the target's products of these if it has them, else f32 with conversion. Null: none.
 const BlockOps<float>* float_ops(const Target& target, DType dtype);
 
 /// Whether automatic selection may pick the target for a type: not where it only borrows the tables of another, and not where its bf16

@@ -20,10 +20,10 @@ template <class Real>
 struct ForwardTile : TileWalk, TileSums<Real> {
   void* panel;
 
-  ForwardTile slice(const Setup<Real>&, int begin, int end) const {
+  ForwardTile slice(const Setup<Real>& s, int begin, int end) const {
     ForwardTile part = *this;
     part.lanes = lanes.slice(begin, end);
-    part.panel = static_cast<Real*>(panel) + begin;
+    part.panel = static_cast<char*>(panel) + begin * s.ops.panel_lane_bytes;
     part.acc += begin, part.max += begin, part.sum += begin;
     return part;
   }

@@ -10,6 +10,7 @@ extern const BlockOps<double> scalar_f64;
 extern const BlockOps<float> neon_f32;
 extern const BlockOps<double> neon_f64;
 extern const BlockOps<float> neonbf16_bf16;
+extern const BlockOps<float> neonfhm_f16;
 #endif
 #if defined(__x86_64__)
 extern const BlockOps<float> avx2_f32;

@@ -6,6 +6,10 @@
 #include <string>
 #include <vector>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #include "base/check.h"
 #include "check/check.h"
 #include "cpu/dispatch.h"
@@ -203,6 +207,42 @@ TEST(CpuPlans, ForcedTargetsThatAreMissingAreRefusedWithTheReason) {
     }
   }
 }
+
+#if defined(__aarch64__) && defined(__linux__)
+/// By name: a target that is not found, or that is passed over, fails here.
+TEST(CpuTypes, ProductsOf16BitsAreThoseOfTheProcessor) {
+  const bool fhm = getauxval(AT_HWCAP) >> 23 & 1, bf16 = getauxval(AT_HWCAP2) >> 14 & 1;
+  const auto expect_kernels = [](const char* type, const std::string& target, const std::string& table) {
+    for (const char* pass : {"forward", "backward"}) {
+      const problem::Line line = problem::parse_line(base::join(pass, ' ', type, " b1 h1 q70 d16"));
+      const check::Report report = check::Checker(line)({.backend = "cpu", .target = target});
+      EXPECT_EQ(report.kernel.find(base::join("cpu.", table, '.', pass)), 0u) << type << " on '" << target << "': " << report.kernel;
+      EXPECT_TRUE(report.pass) << report.failure;
+    }
+  };
+  expect_kernels("f16", "", fhm ? "neonfhm.f16" : "neon.f32");
+  expect_kernels("bf16", "", bf16 ? "neonbf16.bf16" : "neon.f32");
+  expect_kernels("f32", "", "neon.f32");
+  expect_kernels("f64", "", "neon.f64");
+  if (fhm) {
+    expect_kernels("f16", "neonfhm", "neonfhm.f16");
+    expect_kernels("bf16", "neonfhm", "neon.f32");
+    expect_kernels("f64", "neonfhm", "neon.f64");
+  }
+  if (bf16) expect_kernels("f16", "neonbf16", "neon.f32");
+}
+
+/// FMLAL rounds once, as FMA does on converted operands, and sums in the same order.
+TEST(CpuTypes, F16ByFmlalHasTheBitsOfFp32) {
+  if (!target_of("neonfhm").available) GTEST_SKIP() << target_of("neonfhm").detail;
+  for (const char* strategy : {"fused", "split", "two_scan"})
+    for (const char* shape : {"b1 h4:2 q200:200 d40:24 mask=causal()", "b1 h2 q70:130 d65 layout=bhsd scale=-0.4",
+                              "b2 h2 q90 d32 mask=causal() score=\"score + t[q_idx % 5]\" param=\"t: real[5] grad\" dropout=0.1:3"}) {
+      const problem::Line line = problem::parse_line(base::join("backward f16 ", shape, " strategy=", strategy));
+      EXPECT_EQ(gradients(line, {.backend = "cpu", .target = "neonfhm"}), gradients(line, {.backend = "cpu", .target = "neon"})) << shape;
+    }
+}
+#endif
 
 TEST(CpuPlans, HeadDimsAbove1024AreRefused) {
   const problem::Line line = problem::parse_line("forward f32 b1 h1 q8 d1025:8");

@@ -13,6 +13,7 @@
 // Accumulators and tiles are Real; the layouts of panel, rows, operand and weights are private to a table:
 //   plain (fp32, fp64)  panel [d][tile_lanes], rows [lane][padded d], operand = the tensor's own rows where they can be used as they are,
 //                       weights = the tile itself
+//   f16 (FMLAL)         the same, but the panel and the operand of dot are f16
 //   bf16 (VDPBF16PS)    panel [d / 2][tile_lanes][2], rows [lane / 2][padded d][2], operand = K rows for dot and pairs of rows for mix,
 //                       weights = P rounded, [key][lane] for spread and [key / 2][lane][2] for mix
 //   bf16 (AMX)          the same idea in tiles of 16 x 32
@@ -197,6 +198,7 @@ struct BlockOps {
   /// Weights are the tile, and pointers to tiles may be advanced by a multiple of 16 lanes.
   /// Otherwise weights have buffers of 2-byte elements.
   bool weights_in_tile;
+  int panel_lane_bytes;  ///< from a lane of a panel to the next
 
   // Packing. Sizes in bytes.
   std::size_t (*panel_bytes)(int dim);

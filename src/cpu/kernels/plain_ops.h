@@ -25,10 +25,7 @@ struct PlainOps : LaneOps<V, TileLanes> {
   static bool finite(const LaneRows& rows, int dim) { return finite_rows<V>(rows, dim); }
   static Operand prepare(const KeyRows& rows, int keys, int dim, OperandUse, void* scratch) {
     const bool own_type = rows.dtype == (sizeof(Real) == 8 ? DType::f64 : DType::f32);
-    // Rows a multiple of 4 KB apart map to the same sets of L1 and would evict each other.
-    const bool aliases =
-        keys > 8 && rows.row_stride * static_cast<std::int64_t>(sizeof(Real)) % 4096 == 0 && rows.row_stride > padded_dim(dim);
-    if (own_type && rows.stride == 1 && !aliases) return {rows.data, rows.row_stride, rows.data, rows.row_stride};
+    if (own_type && rows.stride == 1 && !rows_alias(rows, keys, dim)) return {rows.data, rows.row_stride, rows.data, rows.row_stride};
     copy_key_rows<V>(rows, keys, dim, static_cast<Real*>(scratch));
     return {scratch, padded_dim(dim), scratch, padded_dim(dim)};
   }

@@ -11,6 +11,11 @@ inline const char* element(const void* row, DType dtype, std::int64_t index) {
   return static_cast<const char*>(row) + index * element_bytes(dtype);
 }
 
+/// Rows a multiple of 4 KB apart map to the same sets of L1 and would evict each other.
+inline bool rows_alias(const KeyRows& rows, int keys, int dim) {
+  return keys > 8 && rows.row_stride * element_bytes(rows.dtype) % 4096 == 0 && rows.row_stride > padded_dim(dim);
+}
+
 template <class V>
 typename V::Real load_element(const void* p, DType dtype) {
   if constexpr (sizeof(typename V::Real) == 8) {
