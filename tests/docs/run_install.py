@@ -85,7 +85,7 @@ def programs(told, scratch):
     if shutil.which("pkg-config"):
         run(f"{told}; {pkg_config} -o by-pkg-config && ./by-pkg-config", folder)
     for name, language in (("program.c", "C"), ("program.cpp", "CXX")):
-        lists = f"cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES {language})\nset(CMAKE_CXX_STANDARD 20)\nadd_executable(program {name})\n{cmake}"
+        lists = f"cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES {language})\nadd_executable(program {name})\n{cmake}"
         (folder / "CMakeLists.txt").write_text(lists)
         run(f"{told}; cmake -S . -B {language} && cmake --build {language} && {language}/program", folder)
 
