@@ -33,6 +33,8 @@ class TileTables {
   void make(const device::AttentionArgs& args, void* workspace, Stream stream) const;
 
   /// Sets the explanation's tiles and nominal operations.
+  /// Tiles and nominal operations; describe() also says where the table is made.
+  void describe_work(Explanation& explanation, const problem::Problem& problem) const;
   void describe(Explanation& explanation, const problem::Problem& problem) const;
 
   std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles of all heads, when known
