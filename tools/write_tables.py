@@ -39,14 +39,15 @@ def example():
 
 def support():
     """What each target takes: of a target that several machines have, what the last one said."""
-    table, origins = collections.defaultdict(dict), {}
+    table, origins, emulated = collections.defaultdict(dict), {}, set()
     for row in rows_of("support", "support"):
         forward, backward = row["forward"], row["backward"]
         table[row["case"]][row["contender"]] = forward if forward == backward else f"{forward} / {backward}"
         origins[row["case"], row["contender"]] = f"{named(row['machine']).split(' (avx')[0]}, commit {built(row)}"
-    untried = {"cpu neon", "cpu neonbf16"}  # of targets that no recorded machine has
-    columns = sorted({target for cells in table.values() for target in cells} | untried, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
-    lines = ["| forward / backward | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        if row["machine"].startswith("emulated"):
+            emulated.add(row["contender"])
+    columns = sorted({target for cells in table.values() for target in cells}, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
+    lines = ["| forward / backward | " + " | ".join(name + (" (emulated)" if name in emulated else "") for name in columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {feature} | " + " | ".join(cells.get(target, "not tried") for target in columns) + " |" for feature, cells in table.items()]
     return "\n".join(lines) + "\n\n" + "; ".join(dict.fromkeys(origins.values()))
 

@@ -1,17 +1,12 @@
-// foveal support: which features each target supports, as answered by the backends (without a GPU for CUDA targets). docs/support.md shows
-// it.
-#include "support.h"
-
-#include <fmt/core.h>
+#include "check/support.h"
 
 #include "base/check.h"
-#include "command.h"
 #include "cuda/arch.h"
 #include "cuda/kernels_of.h"
 #include "problem/case_data.h"
 #include "problem/line_problem.h"
 
-namespace foveal::cli {
+namespace foveal::check {
 namespace {
 
 constexpr Feature rows[] = {
@@ -90,36 +85,25 @@ std::string cell(Pass pass, const Feature& feature, const TargetInfo& target) {
   return count == std::size(types) ? "all" : count == 0 ? "none" : works;
 }
 
-void print() {
+}  // namespace
+
+std::string support_table() {
   std::vector<TargetInfo> columns;
   for (const TargetInfo& target : targets()) {
     if (target.available || target.backend == "cuda") columns.push_back(target);
   }
-  fmt::print("| forward / backward |");
-  for (const TargetInfo& target : columns) fmt::print(" {} {} |", target.backend, target.target);
-  fmt::print("\n|---|");
-  for (std::size_t i = 0; i < columns.size(); ++i) fmt::print("---|");
-  fmt::print("\n");
+  std::string text = "| forward / backward |", line = "|---|";
+  for (const TargetInfo& target : columns) text += base::join(" ", target.backend, " ", target.target, " |"), line += "---|";
+  text += "\n" + line + "\n";
   for (const Feature& feature : rows) {
-    fmt::print("| {} |", feature.name);
+    text += base::join("| ", feature.name, " |");
     for (const TargetInfo& target : columns) {
       const std::string forward = cell(Pass::forward, feature, target), backward = cell(Pass::backward, feature, target);
-      if (forward == backward) {
-        fmt::print(" {} |", forward);
-      } else {
-        fmt::print(" {} / {} |", forward, backward);
-      }
+      text += base::join(" ", forward, forward == backward ? "" : " / " + backward, " |");
     }
-    fmt::print("\n");
+    text += "\n";
   }
+  return text;
 }
 
-}  // namespace
-
-void add_support(CLI::App& app) {
-  CLI::App* command =
-      app.add_subcommand("support", "Which features and types each target of this machine, and those for GPUs, take, as a Markdown table");
-  command->callback([] { print(); });
-}
-
-}  // namespace foveal::cli
+}  // namespace foveal::check
