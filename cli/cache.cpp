@@ -1,6 +1,9 @@
 // foveal cache: the compiled GPU kernels on disk.
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <string_view>
+
 #include "command.h"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/disk_cache.h"
@@ -24,11 +27,13 @@ void list_shipped() {
 void list() {
   fmt::print("{}\n", cuda::jit::cache_folder());
   if (const std::string why = cuda::jit::cache_unusable(); !why.empty()) fmt::print("not used: {}\n", why);
-  fmt::print("{:<18} {:<9} {:>9} {:>9} {:>7}  {}\n", "kernel", "arch", "bytes", "registers", "spills", "key");
-  std::size_t bytes = 0;
-  for (const auto& entry : cuda::jit::cache_list()) {
-    fmt::print("{:<18} {:<9} {:>9} {:>9} {:>7}  {}\n", entry.stem, entry.arch, entry.bytes, entry.facts.registers, entry.facts.spill_bytes,
-               entry.key.substr(0, 16));
+  const auto entries = cuda::jit::cache_list();
+  std::size_t width = std::string_view("kernel").size(), bytes = 0;
+  for (const auto& entry : entries) width = std::max(width, entry.stem.size());
+  fmt::print("{:<{}} {:<9} {:>9} {:>9} {:>7}  {}\n", "kernel", width, "arch", "bytes", "registers", "spills", "key");
+  for (const auto& entry : entries) {
+    fmt::print("{:<{}} {:<9} {:>9} {:>9} {:>7}  {}\n", entry.stem, width, entry.arch, entry.bytes, entry.facts.registers,
+               entry.facts.spill_bytes, entry.key.substr(0, 16));
     bytes += entry.bytes;
   }
   fmt::print("{} bytes\n", bytes);

@@ -9,6 +9,8 @@
 #include "api/backends.h"
 #include "base/check.h"
 #include "command.h"
+#include "cuda/arch.h"
+#include "cuda/record/recording.h"
 #include "dist/plan.h"
 #include "files/files.h"
 #include "json.h"
@@ -24,6 +26,8 @@ namespace {
 struct Options {
   LineOptions lines;
   bool as_json = false;
+  std::string arch;           ///< of a GPU that need not be here; "": this machine
+  int multiprocessors = 0;    ///< of it; 0: the usual number
   dist::PlanRequest context;  ///< context parallelism
   std::string deal = "automatic", machine = "nvlink";
   std::int64_t unit = 128;
@@ -57,17 +61,19 @@ void draw(const problem::Line& line, const TileSchedule& planned, const Options&
 }
 
 /// Without the line's data, which may be larger than this machine's memory.
-Explanation explain(const problem::Line& line) {
+Explanation explain(const problem::Line& line, const Options& options) {
+  if (!options.arch.empty())
+    return cuda::explain(problem::problem_of(line, {DeviceKind::cuda, 0}), options.arch, line.options.target, options.multiprocessors);
   return Plan(planning::choose(problem::problem_of(line, line.device), line.options, api::backends())).explain();
 }
 
 // A plan for every backward strategy, so that those that were not chosen show why.
-std::vector<Explanation> explain_strategies(problem::Line line) {
+std::vector<Explanation> explain_strategies(problem::Line line, const Options& options) {
   std::vector<Explanation> found;
   for (const BackwardStrategy strategy : {BackwardStrategy::fused, BackwardStrategy::split, BackwardStrategy::two_scan}) {
     line.attention.backward = strategy;
     try {
-      found.push_back(explain(line));
+      found.push_back(explain(line, options));
     } catch (const Error& error) {
       Explanation refused;
       refused.strategy = to_string(strategy);
@@ -107,15 +113,19 @@ void run(const Options& options) {
   FOVEAL_CHECK(!options.draw || !options.as_json, "explain: --json is not for --draw; --png is");
   for (const CLI::Option* option : options.of_drawing)
     FOVEAL_CHECK(option->count() == 0 || options.draw || !options.png.empty(), "explain: ", option->get_name(), " without --draw or --png");
+  for (const problem::Line& line : lines)
+    FOVEAL_CHECK(options.arch.empty() || line.options.backend.empty() || line.options.backend == "cuda",
+                 "explain: --arch with backend=", line.options.backend, "; expected cuda");
+  if (!options.arch.empty()) cuda::multiprocessors_of(options.arch);  // throws for an unknown one
   if (options.context.ranks > 1) {
     for (const problem::Line& line : lines) fmt::print("{}\n", explain_context(line, options));
     return;
   }
   Json rows = Json::array();
   for (const problem::Line& line : lines) {
-    const Explanation e = explain(line);
+    const Explanation e = explain(line, options);
     const bool several = line.pass == Pass::backward && line.attention.backward == BackwardStrategy::automatic;
-    const std::vector<Explanation> strategies = several ? explain_strategies(line) : std::vector<Explanation>{};
+    const std::vector<Explanation> strategies = several ? explain_strategies(line, options) : std::vector<Explanation>{};
     if (options.as_json) {
       rows.push_back(to_json(e));
       for (const Explanation& strategy : strategies) rows.back()["strategies"].push_back(to_json(strategy));
@@ -143,6 +153,12 @@ void add_explain(CLI::App& app) {
   command->add_option("--deal", options->deal, "with --ranks: automatic, contiguous, zigzag or pieces")->needs(ranks);
   command->add_option("--machine", options->machine, "with --ranks: nvlink (hosts of 8) or network (hosts of 1)")->needs(ranks);
   command->add_option("--unit", options->unit, "with --ranks: tokens of a tile side")->needs(ranks);
+  CLI::Option* arch = command->add_option("--arch", options->arch, "on a GPU that need not be here: sm_80, sm_90, ... (needs NVRTC)")
+                          ->check(not_empty())
+                          ->excludes(ranks);
+  command->add_option("--sms", options->multiprocessors, "with --arch: its multiprocessors; default: those of the largest usual card")
+      ->needs(arch)
+      ->check(whole_number(1, INT32_MAX));
   command->add_flag("--draw", options->draw, "the mask as the plan's tiles, one character each, and which task takes them")
       ->excludes(ranks);
   command->add_option("--png", options->png, "the same as a picture, to this file")->excludes(ranks);

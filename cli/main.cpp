@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "command.h"
 #include "cuda/arch.h"
+#include "cuda/jit/nvrtc.h"
 #include "foveal/version.h"
 #include "validators.h"
 
@@ -50,8 +51,10 @@ int run(int argc, char** argv) {
   } catch (const Exit& end) {
     return end.code;
   } catch (const Error& error) {
-    fmt::print(stderr, "foveal: {}: {}\n", to_string(error.code()), error.what());
-    return exit_code(error.code());
+    const bool no_compiler = error.code() == ErrorCode::device && error.what() == cuda::jit::nvrtc_unavailable();
+    const ErrorCode code = no_compiler ? ErrorCode::unsupported : error.code();  // what is not installed is no error of a device
+    fmt::print(stderr, "foveal: {}: {}\n", to_string(code), error.what());
+    return exit_code(code);
   } catch (const std::exception& error) {
     fmt::print(stderr, "foveal: {}\n", error.what());
     return exit_failure;

@@ -11,8 +11,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def pages():
-    """README.md and the pages of docs/, without lab notes and generated pages."""
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """README.md, CONTRIBUTING.md and the pages of docs/ and examples/, without lab notes and generated pages."""
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
     return [page for page in found if not {"lab", "report", "reference"} & set(page.relative_to(ROOT).parts)]
 
 

@@ -18,7 +18,9 @@ import venv
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-FLOOR = (2, 35)  # the glibc that wheels may ask for: what Debian 12's GCC makes; docs/python.md says so
+FLOOR = (2, 34)  # the glibc that wheels may ask for: what Debian 12's GCC makes; docs/python.md says so
+# Their own C++ runtime: with that of GCC 12 as a shared library they would need systems of 2022 and later, whatever their glibc.
+OWN_RUNTIME = "cmake.define.CMAKE_MODULE_LINKER_FLAGS=-static-libstdc++"
 NVRTC = "nvidia-cuda-nvrtc==13.0.88"  # compiles the kernels that the wheels hold, as in ./dev
 STABLE = (3, 12)  # wheel.py-api in pyproject.toml
 
@@ -89,7 +91,7 @@ def main():
             if version < STABLE or stable is None:
                 made = scratch / "made"
                 # The build folder of ./dev python: the library is compiled once, the extension for each Python.
-                defined = ("cmake.define.FOVEAL_PRECOMPILED_KERNELS=ON", "cmake.define.FOVEAL_WARNINGS_AS_ERRORS=ON")
+                defined = (OWN_RUNTIME, "cmake.define.FOVEAL_PRECOMPILED_KERNELS=ON", "cmake.define.FOVEAL_WARNINGS_AS_ERRORS=ON")
                 settings = [f"--config-settings={item}" for item in (f"build-dir={ROOT / 'build/python'}", *defined)]
                 run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", *settings, "--wheel-dir", made, ROOT,
                     env={**os.environ, "FOVEAL_NVRTC_PATH": str(tools)})

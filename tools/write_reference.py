@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/ (not kept in the repository) from the docstrings: Python's by reading the sources, C++'s and C's by reading the headers.
+"""Writes docs/reference/ from the docstrings: Python's by reading the sources, C++'s and C's by reading the headers.
 
-usage: write_reference.py
+usage: write_reference.py [--check]
+
+--check writes nothing; it exits with 1 when a page is not what the sources make of it.
 """
 import ast
 import pathlib
 import re
+import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -87,16 +90,22 @@ def header(name, language):
     return [f"## {name}", "", f"```{'cpp' if language == 'cpp' else 'c'}", *lines, "```", ""]
 
 
-def main():
-    folder = ROOT / "docs/reference"
-    folder.mkdir(exist_ok=True)
-    (folder / "python.md").write_text(python())
+def pages():
     cpp = ["# C++ reference", "", "The public headers; each declaration has its documentation beside it. `<foveal/foveal.h>` includes them all.", ""]
     for path in ("attention.h", "part.h", "score.h", "masks.h", "tensor.h", "error.h"):
         cpp += header(path, "cpp")
-    (folder / "cpp.md").write_text("\n".join(cpp))
     c = ["# C reference", "", "The header is the reference; [From C and C++](../start/c-and-cpp.md) shows its use.", ""]
-    (folder / "c.md").write_text("\n".join(c + header("foveal_c.h", "c")))
+    return {"python.md": python(), "cpp.md": "\n".join(cpp), "c.md": "\n".join(c + header("foveal_c.h", "c"))}
+
+
+def main():
+    for name, text in pages().items():
+        path = ROOT / "docs/reference" / name
+        if "--check" not in sys.argv[1:]:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            sys.exit(f"docs/reference/{name} is stale: run ./dev docs")
 
 
 if __name__ == "__main__":

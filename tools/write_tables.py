@@ -39,14 +39,15 @@ def example():
 
 def support():
     """What each target takes: of a target that several machines have, what the last one said."""
-    table, origins = collections.defaultdict(dict), {}
+    table, origins, emulated = collections.defaultdict(dict), {}, set()
     for row in rows_of("support", "support"):
         forward, backward = row["forward"], row["backward"]
         table[row["case"]][row["contender"]] = forward if forward == backward else f"{forward} / {backward}"
         origins[row["case"], row["contender"]] = f"{named(row['machine']).split(' (avx')[0]}, commit {built(row)}"
-    untried = {"cpu neon", "cpu neonbf16", "cpu neonfhm"}  # of targets that no recorded machine has
-    columns = sorted({target for cells in table.values() for target in cells} | untried, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
-    lines = ["| forward / backward | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+        if row["machine"].startswith("emulated"):
+            emulated.add(row["contender"])
+    columns = sorted({target for cells in table.values() for target in cells} | {"cpu neonfhm"}, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
+    lines = ["| forward / backward | " + " | ".join(name + (" (emulated)" if name in emulated else "") for name in columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {feature} | " + " | ".join(cells.get(target, "not tried") for target in columns) + " |" for feature, cells in table.items()]
     return "\n".join(lines) + "\n\n" + "; ".join(dict.fromkeys(origins.values()))
 
@@ -417,16 +418,32 @@ def of_other_version(row, ours):
     return "" if row["transformers"] == ours["transformers"] else f" (transformers {row['transformers']})"
 
 
+MODELS = {"t5": "T5", "gemma2": "Gemma 2", "llama": "Llama", "gpt2": "GPT-2"}
+
+
+def listed(names):
+    """a, b and c."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def models_caption():
     """What the figure shows, below it."""
     rows = rows_of("h200-models")
     _, dtype, batch, length = rows[0]["case"].split()
+    cases = {MODELS[case.split()[0]]: found for case, found in by_case(rows).items()}
     flex = {row["case"].split()[0]: why(row) for row in rows if row["contender"] == "flex" and "refused" in row}
-    t5 = by_case(rows)[f"t5 {dtype} {batch} {length}"]
     if flex.keys() != {"t5", "gpt2"} or "CUDA error" not in flex["t5"] or "does not support" not in flex["gpt2"]:
         sys.exit("README.md: the caption of the figure does not say where flex failed")
+    ties = [name for name, found in cases.items() if abs(found["foveal"]["ms"] / found["sdpa"]["ms"] - 1) < 0.01]
+    releases = collections.defaultdict(list)
+    for name, found in cases.items():
+        releases[found["foveal"]["transformers"]].append(name)
+    t5 = cases["T5"]
     return (f"One training step (forward, backward, SGD) on one {rows[0]['machine'].removeprefix('NVIDIA ')}, batch {batch[1:]}, {length[1:]} tokens, {dtype}. "
-            f"FlexAttention fails on T5 with a CUDA error{of_other_version(t5['flex'], t5['foveal'])};\ntransformers does not offer it for GPT-2.")
+            f"On {listed(ties)} foveal and sdpa take\nthe same time within 1 %; sdpa leaves out Gemma 2's softcap. FlexAttention fails on T5 with a CUDA error"
+            f"{of_other_version(t5['flex'], t5['foveal'])};\ntransformers does not offer it for GPT-2. Releases of transformers: "
+            + "; ".join(f"{release} ({listed(names)})" for release, names in releases.items()) + ".")
 
 
 def times(ratio):
@@ -487,17 +504,18 @@ def models():
 
 
 def llmc():
-    """A training step of llm.c with each attention: medians over the turns."""
+    """A training step of llm.c with each attention: medians over the turns, and the losses that they ended with."""
     rows = rows_of("h200-llmc")
     turns = collections.defaultdict(list)
     for row in rows:
         turns[row["contender"]].append(row)
     lines = [f"{rows[0]['machine']}, {rows[0]['case']}, llm.c `{rows[0]['llmc']}`, commit {built(rows[0])}:", "",
-             "| attention | ms a step | tokens/s | loss at the end |", "|---|---:|---:|---:|"]
+             f"| attention | ms a step | tokens/s | loss after {len(rows[0]['losses'])} steps, in {max(map(len, turns.values()))} runs |", "|---|---:|---:|---:|"]
     for who, found in turns.items():
         timed = [row for row in found if "ms" in row]
+        ends = sorted({f"{row['losses'][-1]:.4f}" for row in timed})
         cells = [f"{statistics.median(row['ms'] for row in timed):.1f}", f"{statistics.median(row['tokens_per_second'] for row in timed):,.0f}",
-                 f"{timed[-1]['losses'][-1]:.4f}"] if timed else [found[0]["refused"], "", ""]
+                 " to ".join(dict.fromkeys([ends[0], ends[-1]]))] if timed else [found[0]["refused"], "", ""]
         lines.append(f"| {who} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

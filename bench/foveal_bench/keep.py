@@ -7,6 +7,7 @@
     foveal-bench keep soak report.json       ./dev soak MINUTES SEED report.json [--device cuda]
     foveal-bench keep first-call-gpu out     FOVEAL_CACHE_DIR=$(mktemp -d) build/release/tests/cuda/first_call "bf16 b4 h16 q4096 d64" > out
     foveal support > table && foveal-bench keep support table                                     what this machine's targets take, and those for GPUs
+    qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu build/aarch64/tests/check/support_table > table && foveal-bench keep support table --emulated qemu-aarch64
     build/release/tests/cuda/cuda_architectures > table && foveal-bench keep architectures table
 """
 
@@ -86,6 +87,8 @@ def support(report: str, rows: Rows) -> None:
     for line in table(report):
         feature = line.pop("forward / backward")
         for target, types in line.items():
+            if rows.origin["machine"].startswith("emulated") and not target.startswith("cpu neon"):
+                continue  # real machines have the others
             forward, _, backward = types.partition(" / ")
             rows.add("support", feature, contender=target, forward=forward, backward=backward or forward)
 
@@ -110,6 +113,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("suite", choices=REPORTS)
     parser.add_argument("report", type=pathlib.Path)
     parser.add_argument("--made-by", help="the command that wrote the report")
+    parser.add_argument("--emulated", metavar="BY", help="the report is not of this machine, but of one that BY emulated")
 
 
 def main(options: argparse.Namespace) -> None:
@@ -120,6 +124,8 @@ def main(options: argparse.Namespace) -> None:
         origin = machine.describe("cuda" if of_gpu else "cpu")
         if options.made_by:
             origin["command"] = options.made_by
+        if options.emulated:
+            origin["machine"] = f"emulated by {options.emulated}"
         REPORTS[options.suite](report, Rows(options.output, origin))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotResults(f"{options.report}: no report of {options.suite}: {type(error).__name__}: {error}") from error

@@ -229,6 +229,13 @@ def score_cost(plt: Any, group: dict[str, dict[str, dict[str, Any]]]) -> Any:
 _KNOWN = {"llama": "Llama 3.2 1B", "gemma2": "Gemma 2 2B, 8 layers", "t5": "T5-base", "gpt2": "GPT-2 124M"}
 
 
+def _without(row: dict[str, Any] | None) -> str:
+    """What stands in the place of a bar."""
+    if row is None:
+        return "not\ntried"
+    return "not\noffered" if "does not support" in row["refused"] else "failed"
+
+
 def models(plt: Any, rows: list[dict[str, Any]]) -> Any:
     """Training steps of known models: time and memory with each attention, side by side."""
     steps: dict[str, dict[str, dict[str, Any]]] = collections.defaultdict(dict)
@@ -241,7 +248,9 @@ def models(plt: Any, rows: list[dict[str, Any]]) -> Any:
             heights = [steps[case].get(who, {}).get(field, 0) / scale for case in steps]
             places = [i + (number - (len(contenders) - 1) / 2) * 0.8 / len(contenders) for i in range(len(heights))]
             bars = axis.bar(places, heights, 0.76 / len(contenders), color=_COLOURS.get(who, _COLOURS["torch_sdpa"]), label=who)
-            axis.bar_label(bars, [f"{h:.0f}" if h else "failed" for h in heights], fontsize=7)
+            words = [f"{h:.0f}" if h else _without(found.get(who)) for h, found in zip(heights, steps.values(), strict=True)]
+            for height, label in zip(heights, axis.bar_label(bars, words, fontsize=7), strict=True):
+                label.set_fontsize(7 if height else 5.5)
         axis.set_xticks(range(len(steps)), [f"{_KNOWN.get(case.split()[0], case.split()[0])}\n{' '.join(case.split()[1:])}" for case in steps], fontsize=7)
         axis.set_title(f"{title}; less is better", fontsize=9)
     axes[0].legend(fontsize=8, frameon=False)

@@ -1,7 +1,7 @@
 #pragma once
 // All of the C++ interface except context parallelism (foveal/dist.h).
 #if __cplusplus < 202002L
-#error "foveal's C++ headers need C++20 (-std=c++20); foveal/foveal_c.h is for C and for older C++"
+#error "foveal's C++ headers need C++20 (-std=c++20; in CMake, CMAKE_CXX_STANDARD 20); foveal/foveal_c.h is for C and for older C++"
 #endif
 
 #include "foveal/attention.h"

@@ -32,14 +32,33 @@ LINES = (
 )
 
 
+def commit() -> str:
+    """Of the sources that the package was made of."""
+    try:
+        found = (pathlib.Path(__file__).parent / "commit").read_text().strip()
+    except OSError:
+        found = ""
+    return f"commit {found}" if found else "commit not recorded"
+
+
+FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "asimdhp", "bf16", "i8mm", "sve", "sve2")
+
+
 def cpu_name() -> str:
+    """The name, the numbers that tell cores apart, and those instruction sets that matter here."""
+    said: dict[str, str] = {}
     try:
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+            name, _, value = line.partition(":")
+            said.setdefault(name.strip(), value.strip())
     except OSError:
         pass
-    return platform.processor() or "unknown"
+    numbers = [f"{name.removeprefix('cpu ').removeprefix('CPU ')} {said[name]}"
+               for name in ("cpu family", "model", "stepping", "CPU implementer", "CPU variant", "CPU part", "CPU revision") if name in said]
+    has = (said.get("flags") or said.get("Features", "")).split()
+    features = [name for name in FEATURES if name in has]
+    name = said.get("model name") or platform.processor() or platform.machine() or "unknown"
+    return " ".join([name, *numbers, *([f"({' '.join(features)})"] if features else [])])
 
 
 def cache() -> str:
@@ -125,7 +144,7 @@ def main() -> int:
     parser.add_argument("--no-test", action="store_true", help="leave the self-test out")
     parser.add_argument("--seconds", type=float, default=30.0, help="start no line of the self-test after this time")
     options = parser.parse_args()
-    print(f"foveal {foveal.__version__}, Python {platform.python_version()}, {platform.platform()}")
+    print(f"foveal {foveal.__version__}, {commit()}, Python {platform.python_version()}, {platform.platform()}")
     print(f"CPU      {cpu_name()}, {foveal.num_threads()} threads")
     print(f"packages {versions()}")
     print(f"cache    {cache()}")

@@ -34,8 +34,9 @@ class Command : public testing::Test {
  protected:
   std::string path(const std::string& name) const { return folder_ / name; }
 
-  Ran run(const std::string& arguments) const {
-    const std::string command = std::string("'") + FOVEAL_COMMAND + "' " + arguments + " >" + path("stdout") + " 2>" + path("stderr");
+  Ran run(const std::string& arguments) const { return run_with("", arguments); }
+  Ran run_with(const std::string& environment, const std::string& arguments) const {
+    const std::string command = environment + " '" + FOVEAL_COMMAND + "' " + arguments + " >" + path("stdout") + " 2>" + path("stderr");
     const int status = std::system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text(path("stdout")), text(path("stderr"))};
   }
@@ -80,6 +81,15 @@ TEST_F(Command, NamesWhatIsNoSubcommand) { EXPECT_NE(run("chekc 'forward f32'").
 TEST_F(Command, NamesTheProblemInTheLinesOwnDtype) {
   EXPECT_NE(run("check 'forward bf16 h3:2 q4 d8'").err.find("[forward bf16 b1 h3:2 q4 d8]"), std::string::npos);
   EXPECT_NE(run("check 'backward f32 q4 d8 q_offset=-1'").err.find("[backward f32 b1 h1 q4 d8]"), std::string::npos);
+}
+
+TEST_F(Command, WithoutACompilerOfKernelsNothingIsEmittedAndNoDeviceIsAtFault) {
+  for (const char* asked : {"--launcher attention", "--cubin"}) {
+    const Ran ran = run_with("FOVEAL_NVRTC_PATH=/nowhere FOVEAL_KERNELS_DIR= FOVEAL_CACHE_DIR=",
+                             std::string("emit 'forward bf16 b1 h1 q64 d64' --arch sm_90 -o ") + path("kernels") + " " + asked);
+    EXPECT_EQ(ran.code, 3) << asked << ran.err;
+    EXPECT_EQ(ran.err.find("foveal: unsupported: FOVEAL_NVRTC_PATH names /nowhere"), 0U) << ran.err;
+  }
 }
 
 TEST_F(Command, ExplainAndBenchNeverAnswerForAnotherDevice) {
@@ -335,6 +345,30 @@ std::vector<std::vector<std::array<int, 3>>> pixels_of(const std::string& png) {
   return pixels;
 }
 
+using Pixels = std::vector<std::vector<std::array<int, 3>>>;
+constexpr std::array<int, 3> paper{255, 255, 255}, between_tiles{210, 210, 206}, ink{40, 40, 44};
+
+/// (x, y) of the upper left corner of the tiles, which a line surrounds, and its length.
+std::array<std::size_t, 3> tiles_of(const Pixels& pixels) {
+  for (std::size_t y = 0; y < pixels.size(); ++y)
+    for (std::size_t x = 0; x < pixels[y].size(); ++x)
+      if (pixels[y][x] == between_tiles) {
+        std::size_t end = x;
+        while (end < pixels[y].size() && pixels[y][end] == between_tiles) ++end;
+        return {x, y, end - x};
+      }
+  ADD_FAILURE() << "no tiles";
+  return {};
+}
+
+bool has(const Pixels& pixels, std::size_t left, std::size_t top, std::size_t right, std::size_t bottom, const std::array<int, 3>& colour) {
+  for (std::size_t y = top; y < bottom; ++y)
+    if (std::find(pixels[y].begin() + static_cast<std::ptrdiff_t>(left), pixels[y].begin() + static_cast<std::ptrdiff_t>(right), colour) !=
+        pixels[y].begin() + static_cast<std::ptrdiff_t>(right))
+      return true;
+  return false;
+}
+
 TEST_F(Command, ExplainDrawsTheMask) {
   const std::string line =
       "'forward f32 b2 h2 q40:50 d4 mask=\"(kv_idx <= q_idx) & (kv_idx >= from[batch])\" param=\"from: integer[2] integers(20, 21)\"'";
@@ -342,17 +376,25 @@ TEST_F(Command, ExplainDrawsTheMask) {
   ASSERT_EQ(ran.code, 0) << ran.err;
   EXPECT_NE(ran.out.find("1 full (#), 2 partial (+), 17 empty (.)\n  .....\n  .....\n  ..+..\n  ..#+.\n"), std::string::npos) << ran.out;
   const auto pixels = pixels_of(text(path("mask.png")));
-  const std::size_t side = (pixels[0].size() - 1) / 5;
-  ASSERT_EQ(pixels.size(), 4 * side + 1);
+  const auto [left, top, width] = tiles_of(pixels);
+  const std::size_t side = (width - 1) / 5, below = top + 4 * side + 1;
+  ASSERT_LT(below, pixels.size());
+  EXPECT_EQ(pixels[below - 1][left], between_tiles);
   std::set<std::array<int, 3>> colours;
   for (std::size_t row = 0; row < 4; ++row)
     for (std::size_t column = 0; column < 5; ++column) {
       const char tile = std::string("............+....#+.")[5 * row + column];
-      const auto& like = tile == '#' ? pixels[3 * side + 2][2 * side + 2] : tile == '+' ? pixels[2 * side + 2][2 * side + 2] : pixels[2][2];
-      EXPECT_EQ(pixels[row * side + side / 2][column * side + side / 2], like) << row << ", " << column;
+      const auto at = [&](std::size_t y, std::size_t x) { return pixels[top + y][left + x]; };
+      const auto like = tile == '#' ? at(3 * side + 2, 2 * side + 2) : tile == '+' ? at(2 * side + 2, 2 * side + 2) : at(2, 2);
+      EXPECT_EQ(at(row * side + side / 2, column * side + side / 2), like) << row << ", " << column;
       colours.insert(like);
     }
   EXPECT_EQ(colours.size(), 3u);
+  // A title and the name of the keys, that of the queries, and what each colour means.
+  EXPECT_TRUE(has(pixels, 0, 0, pixels[0].size(), top, ink));
+  EXPECT_TRUE(has(pixels, 0, top, left, below, ink));
+  for (const auto& colour : colours) EXPECT_TRUE(has(pixels, 0, below, pixels[0].size(), pixels.size(), colour));
+  EXPECT_EQ(pixels[0][0], paper);
 
   ran = run("explain --draw --tile 128x128 'forward f32 b1 h1 q100000 d4 mask=\"causal()\"'");
   EXPECT_NE(ran.out.find("a character for 13 x 13 of them\n  +...."), std::string::npos) << ran.out;
@@ -362,6 +404,19 @@ TEST_F(Command, ExplainDrawsTheMask) {
     EXPECT_NE(ran.err.find("explain: --"), std::string::npos) << bad << ran.err;
   }
   EXPECT_NE(run("explain --png " + path("no") + "/folder.png " + line).code, 0);
+}
+
+TEST_F(Command, ExplainDrawsTheScheduleOfAGpuThatIsNotHere) {
+  const std::string line = "'backward bf16 h2 q1024 d64 mask=\"causal()\" device=cuda'";
+  const Ran ran = run("explain --arch sm_90 --draw " + line);
+  if (ran.code == 3) GTEST_SKIP() << ran.err;
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_NE(ran.out.find("kernel          cuda.sm90.bf16.backward"), std::string::npos) << ran.out;
+  EXPECT_NE(ran.out.find(" tasks, which own keys; "), std::string::npos) << ran.out;
+  EXPECT_NE(ran.out.find("  keys from 0: task"), std::string::npos) << ran.out;
+  EXPECT_NE(run("explain --arch sm_90 --sms 8 --draw " + line).out, ran.out);
+  EXPECT_NE(run("explain --arch sm_90 --backend cpu " + line).err.find("--arch with backend=cpu"), std::string::npos);
+  EXPECT_NE(run("explain --arch sm_91 " + line).err.find("arch: sm_91"), std::string::npos);
 }
 
 TEST_F(Command, ExplainDrawsTheSchedule) {
@@ -392,8 +447,16 @@ TEST_F(Command, ExplainDrawsTheSchedule) {
   ASSERT_EQ(covered.size(), 4u);
   for (const auto& [place, queries] : covered) EXPECT_EQ(queries, std::vector<int>(512, 1));
 
-  const auto pixels = pixels_of(text(path("schedule.png")));  // the last row of tiles is done first: the darkest
-  EXPECT_LT(pixels[pixels.size() - 4][2][0], pixels[4][2][0]);
+  // The last row of tiles is done first: the darkest; and the legend has the colours of the first task and of the last.
+  const auto pixels = pixels_of(text(path("schedule.png")));
+  const auto [left, top, width] = tiles_of(pixels);
+  std::size_t strip = left - 1;
+  while (strip > 0 && pixels[top + 4][strip] == paper) --strip;
+  const std::size_t below = top + width;  // as many rows as columns
+  EXPECT_LT(pixels[below - 4][strip][0], pixels[top + 4][strip][0]);
+  std::set<std::array<int, 3>> colours;
+  for (std::size_t y = top + 4; y < below - 1; y += 4) colours.insert(pixels[y][strip]);
+  EXPECT_GE(colours.size(), static_cast<std::size_t>(512 / block_q)) << "tasks have colours of their own";
   EXPECT_NE(run("explain --draw --backend reference " + forward).out.find("tiles of 128 queries x 128 keys"), std::string::npos);
 }
 

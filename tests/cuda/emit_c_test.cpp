@@ -199,18 +199,55 @@ TEST_F(EmitC, TheProgramOfTheDocumentationCompiles) {
   const std::string page{std::istreambuf_iterator<char>(in), {}};
   const std::size_t begin = page.find("```c\n") + 5, end = page.find("```\n", begin);
   ASSERT_LT(begin, end);
+  const std::size_t command = page.find("`cc ") + 1, command_end = page.find('`', command);
+  ASSERT_LT(command, command_end);
   const EmittedC emitted =
       emit_c({{"forward", {record(problem_of("forward bf16 b2 h8:2 q256 d128 mask=\"kv_idx <= q_idx\""), "sm_90a", "")}}}, "attention");
   const test::OwnFolder folder;
-  std::ofstream(folder / "attention.h") << emitted.header;
-  std::ofstream(folder / "page.c")
-      << "#include \"attention.h\"\nvoid page(int batch, int length, const void* q, const void* k, const void* v, void* out, "
-         "void* lse, void* workspace, struct CUstream_st* stream) {\n"
-      << page.substr(begin, end - begin) << "}\n";
-  for (const char* compiler : {"cc -std=c11", "c++ -x c++ -std=c++17 -Wno-narrowing"}) {
-    const std::string command = std::string(compiler) + " -Wall -Wextra -Wpedantic -Werror -fsyntax-only " + (folder / "page.c");
-    EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  std::filesystem::create_directory(folder / "kernels");
+  std::ofstream(folder / "kernels/attention.h") << emitted.header;
+  std::ofstream(folder / "kernels/attention.c") << emitted.source;
+  std::ofstream(folder / "program.c") << page.substr(begin, end - begin) << "int main(void) { return 0; }\n";
+  const std::string there = "cd " + folder.path().string() + " && ";
+  for (const char* compiler : {"cc -std=c11", "c++ -x c++ -std=c++17"}) {
+    const std::string strict = there + compiler + " -Ikernels -Wall -Wextra -Wpedantic -Werror -fsyntax-only program.c";
+    EXPECT_EQ(std::system(strict.c_str()), 0) << strict;
   }
+  const std::string driver = there + "cc -shared -fPIC " + FOVEAL_SOURCE_DIR + "/tests/cuda/mock_driver.c -o libcuda.so";
+  ASSERT_EQ(std::system(driver.c_str()), 0);
+  const std::string whole = there + "LIBRARY_PATH=. " + page.substr(command, command_end - command);
+  EXPECT_EQ(std::system(whole.c_str()), 0) << whole;
+}
+
+TEST_F(EmitC, TheHeaderSaysForWhomItIsAndWhatItTakes) {
+  const auto recorded = [](const char* line) {
+    std::vector<Recording> recordings;
+    for (const int count : {132, 78}) recordings.push_back(record(problem_of(line), "sm_90a", "", count));
+    recordings.push_back(record(problem_of(line), "sm_80", "", 108));
+    return emit_c({{"forward", recordings}}, "attention").header;
+  };
+  const std::string header = recorded("forward bf16 b1 h2 q64 d64 dropout=0.1:7");
+  const std::string devices =
+      "     sm_90a, made for 132 and 78 multiprocessors; devices with fewer run the last\n"
+      "     sm_80, made for 108 multiprocessors; devices with fewer run it too\n";
+  EXPECT_NE(header.find(devices), std::string::npos) << header;
+  EXPECT_NE(header.find("const void* rng_state; /* in: seed and offset of dropout, i64 [2], strides [1] */"), std::string::npos) << header;
+}
+
+TEST_F(EmitC, APlanForAGpuThatIsNotHereIsExplained) {
+  for (const char* line :
+       {"forward bf16 b1 h2 q512 d64 mask=\"kv_idx <= q_idx\"", "backward bf16 b1 h2 q512 d64 mask=\"kv_idx <= q_idx\""}) {
+    for (const char* arch : {"sm_90", "sm_80"}) {
+      const Explanation e = explain(problem_of(line), arch, "");
+      EXPECT_EQ(e.kernel.substr(0, 9), std::string(arch) == "sm_90" ? "cuda.sm90" : "cuda.sm80");
+      EXPECT_GT(e.flops, e.flops_nominal) << e.to_string();
+      EXPECT_GT(e.flops_nominal, 0) << e.to_string();
+      EXPECT_GT(e.tiles_full, 0) << e.to_string();
+      EXPECT_EQ(e.schedule.rows.empty(), std::string(arch) == "sm_80") << e.to_string();
+    }
+  }
+  EXPECT_NE(explain(problem_of("forward bf16 b1 h64 q4096 d64"), "sm_90", "", 132).schedule.teams,
+            explain(problem_of("forward bf16 b1 h64 q4096 d64"), "sm_90", "", 78).schedule.teams);
 }
 
 TEST_F(EmitC, Sm90MeansSm90a) {

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
 
-from foveal_bench import golden, rivals  # noqa: E402
+from foveal_bench import golden, plots, rivals  # noqa: E402
 from foveal_bench.__main__ import main  # noqa: E402
 from foveal_bench.case import parse, read_suite  # noqa: E402
 from foveal_bench.results import Rows, read  # noqa: E402
@@ -60,6 +60,7 @@ def test_training_steps_are_drawn_and_leave_the_tables_alone(tmp_path):
     main(["report", f"{tmp_path}/models.jsonl", f"--output={tmp_path}/report"])
     assert "![Training steps: models, a card](models-a-card.png)" in (tmp_path / "report/results.md").read_text()
     assert (tmp_path / "report/models-a-card.png").stat().st_size > 5000
+    assert [plots._without(row) for row in (None, {"refused": "out of memory"}, {"refused": "GPT2 does not support it"})] == ["not\ntried", "failed", "not\noffered"]
 
 
 def test_overhead_is_measured_in_parts(tmp_path):

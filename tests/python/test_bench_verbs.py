@@ -453,6 +453,9 @@ def test_keep_of_tables(tmp_path):
         ("plain", "cuda sm90", "bf16 f16", "bf16 f16"), ("plain", "cpu avx2", "all", "all"),
         ("backward: fused", "cuda sm90", "bf16 f16", "none"), ("backward: fused", "cpu avx2", "all", "all")]  # fmt: skip
     assert compiled["case"] == "forward sm_80 (A100)"
+    (tmp_path / "table").write_text(SUPPORT.replace("cpu avx2", "cpu neon"))
+    main(["keep", "support", str(tmp_path / "table"), "--emulated=qemu", f"--output={tmp_path}/emulated.jsonl"])
+    assert {(row["machine"], row["contender"]) for row in read(tmp_path / "emulated.jsonl")} == {("emulated by qemu", "cpu neon")}
     assert [compiled[name] for name in ("kernels", "registers", "shared_kib", "shared_limit_kib", "nvrtc")] == [1, 185, 86, 163, "13.0"]
 
 

@@ -30,6 +30,16 @@ def test_every_environment_variable_has_its_row():
     assert len(read) >= 5 and not [name for name in sorted(read) if f"| `{name}` |" not in page]
 
 
+def test_every_switch_of_cmake_and_every_extra_of_pip_is_documented():
+    switches = re.findall(r"^ *(?:option|set)\((\w+) .*(?:CACHE STRING|\bON\)|\bOFF\)|\$\{PROJECT_IS_TOP_LEVEL\}\))", (ROOT / "CMakeLists.txt").read_text(), re.M)
+    page = (ROOT / "docs/start/c-and-cpp.md").read_text()
+    assert len(switches) >= 12
+    assert not [name for name in switches if name.startswith(("FOVEAL_", "BUILD_")) and f"`{name}`" not in page]
+    (extras,) = re.findall(r"^\[project.optional-dependencies\]\n((?:\w+ = .*\n)+)", (ROOT / "pyproject.toml").read_text(), re.M)
+    named = set(re.findall(r"\.\[(\w+)\]", (ROOT / "docs/python.md").read_text() + (ROOT / "README.md").read_text()))
+    assert named == set(re.findall(r"^(\w+) =", extras, re.M)) >= {"numpy", "torch", "jax"}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page):
     blocks = list(doc_blocks.blocks(page, "python"))

@@ -33,6 +33,23 @@ def test_a_wrong_result_is_told(monkeypatch, capsys):
     assert "device lost" in capsys.readouterr().out
 
 
+def test_it_says_which_sources_and_which_cpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "__main__.py"))
+    assert main.commit() == "commit not recorded"
+    (tmp_path / "commit").write_text("abc1234-dirty\n")
+    assert main.commit() == "commit abc1234-dirty"
+
+    def said(text):
+        monkeypatch.setattr(main.pathlib.Path, "read_text", lambda path: text)
+        return main.cpu_name()
+
+    x86 = "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: A CPU\nstepping\t: 1\nflags\t\t: fpu avx2 avx512f\nprocessor\t: 1\nmodel\t\t: 18\n"
+    assert said(x86) == "A CPU family 25 model 17 stepping 1 (avx2 avx512f)"
+    arm = "processor\t: 0\nFeatures\t: fp asimd bf16\nCPU implementer\t: 0x41\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\nCPU revision\t: 1\n"
+    assert said(arm).endswith(" implementer 0x41 variant 0x0 part 0xd4f revision 1 (asimd bf16)")
+    assert said("") and "(" not in said("")
+
+
 def test_lines_are_problems():
     for line in main.LINES:
         assert not foveal.check(line + " backend=reference").failure, line

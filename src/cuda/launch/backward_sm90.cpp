@@ -107,7 +107,7 @@ class BackwardSm90 : public GpuExecutable {
     e.strategy = "fused";
     e.reduction = gradients_.text();
     e.deterministic = reproducible();  // the order in which tiles add to dq
-    e.tiles_full = tables_.full, e.tiles_partial = tables_.partial, e.tiles_empty = tables_.empty;
+    tables_.describe_work(e, problem_);
     e.schedule = sm90_tile_schedule(schedule_, problem_.seqlen_kv, config_.task_keys(), task_heads(), 1);
     e.schedule.block_q = config_.block_q, e.schedule.block_kv = config_.task_keys(), e.schedule.rows_are_keys = true;
     e.schedule.team = config_.cluster_size() > 1 ? "cluster" : "CTA";

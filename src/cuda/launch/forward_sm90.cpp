@@ -145,7 +145,7 @@ class ForwardSm90 : public GpuExecutable {
 
   void describe(Explanation& e) const override {
     e.kernel = kernel();
-    e.tiles_full = tables_.full, e.tiles_partial = tables_.partial, e.tiles_empty = tables_.empty;
+    tables_.describe_work(e, problem_);
     e.schedule = sm90_tile_schedule(schedule_, problem_.seqlen_q, config_.queries(), config_.packed_heads, kv_splits_.value);
     e.schedule.block_q = config_.queries(), e.schedule.block_kv = config_.block_kv, e.schedule.team = "CTA";
     e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.queries() * config_.block_kv * 2.0 *

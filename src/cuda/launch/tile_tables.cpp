@@ -154,14 +154,16 @@ void TileTables::place(device::AttentionArgs& args, void* workspace, Stream stre
   make(args, workspace, stream);
 }
 
-void TileTables::describe(Explanation& e, const problem::Problem& p) const {
+void TileTables::describe_work(Explanation& e, const problem::Problem& p) const {
   e.tiles_full = full, e.tiles_partial = partial, e.tiles_empty = empty;
   e.flops_nominal = planning::dense_flops(p);
-  if (needs_data()) {
-    e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
-  } else if (full + partial + empty > 0) {
+  if (!needs_data() && full + partial + empty > 0)
     e.flops_nominal *= (static_cast<double>(full) + 0.5 * static_cast<double>(partial)) / static_cast<double>(full + partial + empty);
-  }
+}
+
+void TileTables::describe(Explanation& e, const problem::Problem& p) const {
+  describe_work(e, p);
+  if (needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
 }
 
 void TileTables::make(const device::AttentionArgs& args, void* workspace, Stream stream) const {

@@ -32,6 +32,8 @@ class TileTables {
   void make(const device::AttentionArgs& args, void* workspace, Stream stream) const;
 
   /// Sets the explanation's numbers of tiles and nominal operations.
+  void describe_work(Explanation& explanation, const problem::Problem& problem) const;
+  /// The same, and where the table is made.
   void describe(Explanation& explanation, const problem::Problem& problem) const;
 
   std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles of all heads, when known

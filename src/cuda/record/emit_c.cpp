@@ -208,10 +208,11 @@ class Emitter {
     text += base::join("  struct CUmod_st* module[", kernels_.size(), "];\n  struct CUfunc_st* function[", kernels_.size(), "];\n");
     if (!tables_.empty()) text += base::join("  unsigned long long table[", tables_.size(), "];\n");
     text += base::join(
-        "};\n\n/* All functions return a CUresult: 0 is success. Loading and unloading belong to the current context, whose device must "
-        "be\n",
-        "   one of", device_list(), "; else the result is 209, no binary for this GPU. */\nint ", name_, "_load(struct ", name_,
-        "* loaded);\nint ", name_, "_unload(struct ", name_, "* loaded);\n");
+        "};\n\n/* All functions return a CUresult: 0 is success. Loading and unloading belong to the current context. Its device must be "
+        "one "
+        "of\n   these, else the result is 209, no binary for this GPU:\n",
+        device_list(), "   Of an architecture the code is taken that was made for the most multiprocessors that the device has. */\nint ",
+        name_, "_load(struct ", name_, "* loaded);\nint ", name_, "_unload(struct ", name_, "* loaded);\n");
     for (const EmittedPass& pass : passes_) text += pass_header(pass);
     return text + "\n#ifdef __cplusplus\n}\n#endif\n\n#endif\n";
   }
@@ -251,15 +252,21 @@ class Emitter {
 
   const Recording& at_device(std::size_t d) const { return passes_[0].recordings[d]; }
 
-  /// " sm_90a with 132, 114 or more multiprocessors, sm_80 with ..."
+  /// A line for each architecture: "sm_90a, made for 132, 114 and 78 multiprocessors; devices with fewer run the last".
   std::string device_list() const {
     std::string text;
     for (std::size_t d = 0; d < devices_; ++d) {
       const bool first = d == 0 || at_device(d).arch != at_device(d - 1).arch;
-      const std::string count = base::join(least_multiprocessors(d));
-      text += first ? base::join(d == 0 ? " " : "; ", at_device(d).arch, " with at least ", count) : base::join(", ", count);
+      const bool last = d + 1 == devices_ || at_device(d + 1).arch != at_device(d).arch;
+      if (first) text += base::join("     ", at_device(d).arch, ", made for ");
+      if (!first) text += last ? " and " : ", ";
+      text += std::to_string(at_device(d).multiprocessors);
+      if (!last) continue;
+      text += " multiprocessors; devices with fewer ";
+      text += least_multiprocessors(d) > 1 ? "cannot run it" : first ? "run it too" : "run the last";
+      text += "\n";
     }
-    return text + " multiprocessors (of several, the most that fit are taken)";
+    return text;
   }
 
   /// A device with fewer multiprocessors than a pass was made for runs it in more waves, unless all CTAs must be resident at once; the

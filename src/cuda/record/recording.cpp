@@ -148,6 +148,7 @@ class Caller {
       problem::TensorSpec state{.present = true, .dtype = DType::i64, .rank = 1};
       state.sizes[0] = 2, state.strides[0] = 1;
       add("rng_state", state, false, buffers.rng.state);
+      blocks.back().about = "seed and offset of dropout, " + blocks.back().about;
     }
     for (const problem::ParamSpec& param : p.params) {
       add("param_" + param.param.name(), param.tensor, false, buffers.params.emplace_back());
@@ -269,6 +270,23 @@ Recording record(const problem::Problem& p, const std::string& arch, const std::
     recording.steps.emplace_back(std::move(launch));
   }
   return recording;
+}
+
+Explanation explain(const problem::Problem& p, const std::string& arch, const std::string& target, int multiprocessors) {
+  static const driver::Api api = recording_api();
+  driver::DeviceFacts facts;
+  const auto executable = executable_of(p, arch, target, multiprocessors);
+  const auto images = jit::compile(executable->sources());
+  Recorder loads{.tag = tags[0], .blocks = 1};
+  recorder = &loads;
+  const driver::Redirected redirected(api, facts);
+  executable->load(images);
+  Explanation explanation;
+  explanation.problem = p.line(), explanation.backend = "cuda";
+  explanation.workspace_bytes = executable->workspace_bytes();
+  executable->describe(explanation);
+  explanation.kernel = executable->kernel();
+  return explanation;
 }
 
 }  // namespace foveal::cuda

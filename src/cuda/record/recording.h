@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/jit/compile.h"
+#include "foveal/attention.h"
 #include "problem/problem.h"
 
 namespace foveal::cuda {
@@ -61,5 +62,9 @@ struct Recording {
 /// arch, target and multiprocessors as for executable_of(). Needs NVRTC. Throws unsupported for a run that plain driver calls
 /// cannot repeat.
 Recording record(const problem::Problem& problem, const std::string& arch, const std::string& target, int multiprocessors = 0);
+
+/// What a plan on such a device would say of itself. Needs NVRTC, as some of it is the compiler's to say. Throws unsupported when no target
+/// can.
+Explanation explain(const problem::Problem& problem, const std::string& arch, const std::string& target, int multiprocessors = 0);
 
 }  // namespace foveal::cuda

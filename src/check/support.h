@@ -1,10 +1,11 @@
 #pragma once
-// The rows of the table that `foveal support` prints.
+// Which features each target takes, as the backends answer: the table that `foveal support` prints and docs/support.md shows.
 #include <span>
+#include <string>
 
 #include "problem/line.h"
 
-namespace foveal::cli {
+namespace foveal::check {
 
 struct Feature {
   const char* name;
@@ -17,4 +18,7 @@ problem::Line line_of(const Feature& feature, Pass pass, DType dtype, const Targ
 /// Does the target have a kernel for it? Asked without a GPU for CUDA targets.
 bool plans(const problem::Line& line, const TargetInfo& target);
 
-}  // namespace foveal::cli
+/// A Markdown table with a column for each target of this machine and for those for GPUs.
+std::string support_table();
+
+}  // namespace foveal::check

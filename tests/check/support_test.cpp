@@ -1,11 +1,11 @@
 // What `foveal support` says of this machine's CPU: a type that it names for a feature is computed right, and any other is refused.
-#include "support.h"
+#include "check/support.h"
 
 #include <gtest/gtest.h>
 
 #include "check/check.h"
 
-namespace foveal::cli {
+namespace foveal::check {
 namespace {
 
 TEST(Support, WhatTheTableSaysOfCpusIsComputedRightAndNothingElseIs) {
@@ -16,7 +16,7 @@ TEST(Support, WhatTheTableSaysOfCpusIsComputedRightAndNothingElseIs) {
       for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
         for (const Pass pass : {Pass::forward, Pass::backward}) {
           const problem::Line line = line_of(feature, pass, dtype, target);
-          const check::Report report = check::check_line(line);
+          const Report report = check_line(line);
           EXPECT_TRUE(report.pass || report.refused) << target.target << ", " << feature.name << ": " << report.failure;
           EXPECT_EQ(report.refused, !plans(line, target)) << target.target << ", " << feature.name << ": " << report.failure;
           computed += report.pass;
@@ -28,4 +28,4 @@ TEST(Support, WhatTheTableSaysOfCpusIsComputedRightAndNothingElseIs) {
 }
 
 }  // namespace
-}  // namespace foveal::cli
+}  // namespace foveal::check
