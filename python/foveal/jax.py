@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
 
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
@@ -182,13 +183,14 @@ class _One:
         if not set(_LENGTHS) & set(given) and _folds(self.what.described, copied):
             tensors = _stacked(size, given.values(), flags, [True] * len(given))
             arrays = _stacked(size, params, flags[len(given) :], copied)
-            return _run_folded(self.what, self.pass_, size, dict(zip(given, tensors)), arrays, copied, self.results)
+            if all([_merges(x) for x in (*tensors, *[x for x, copy in zip(arrays, copied) if copy])]):
+                return _run_folded(self.what, self.pass_, size, dict(zip(given, tensors)), arrays, copied, self.results)
 
         def example(own: Any) -> list[Any]:
             left = iter(own)
             return _bind(self, [next(left) if flag else x for x, flag in zip(operands, flags)])
 
-        result: list[Any] = jax.lax.map(example, [x for x, flag in zip(operands, flags) if flag])
+        result: list[Any] = jax.lax.map(example, [_whole_in_front(x) for x, flag in zip(operands, flags) if flag])
         return result
 
     def derived(self, operands: Any, tangents: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -278,7 +280,37 @@ def _run_folded(what: _What, pass_: Pass, size: int, given: dict[str, Any], para
     }
     tensors = {role: x.reshape(merged(x.shape)) for role, x in given.items()}
     found = _run(_What(_Described(fresh), what.max_seqlens, what.options, what.cuda), pass_, tensors, tuple(new_arrays), shapes)
-    return [found[key].reshape((size, *x.shape)) for key, x in results.items()]
+    of = {key: params[key] if isinstance(key, int) else given.get(key[1:], given["q"]) for key in results}  # what lies as the result does
+    return [_split_again(found[key], (size, *x.shape), of[key]) for key, x in results.items()]
+
+
+def _sharding(x: Any) -> Any:
+    """As part of x's type, on a mesh with explicit axes; None elsewhere."""
+    sharding = getattr(jax.typeof(x), "sharding", None) if hasattr(jax, "typeof") else None
+    return None if sharding is None or not any(sharding.spec) else sharding
+
+
+def _merges(x: Any) -> bool:
+    """Whether the first two dimensions can become one where they lie: rows that are split within each example would move."""
+    sharding = _sharding(x)
+    return sharding is None or x.ndim == 1 or sharding.spec[1] is None or sharding.spec[0] is not None
+
+
+def _split_again(x: Any, shape: tuple[int, ...], like: Any) -> Any:
+    """Its first dimension as two, which lie as those of `like` do."""
+    sharding = _sharding(x)
+    if sharding is None or x.shape == shape:
+        return x.reshape(shape)
+    front = () if _sharding(like) is None else _sharding(like).spec[:2]
+    return jax.lax.reshape(x, shape, out_sharding=sharding.update(spec=PartitionSpec(*front, *(None,) * (2 - len(front)), *sharding.spec[1:])))
+
+
+def _whole_in_front(x: Any) -> Any:
+    """Not split along its first dimension, which a loop runs over."""
+    sharding = _sharding(x)
+    if sharding is None or sharding.spec[0] is None:
+        return x
+    return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec(None, *sharding.spec[1:])))
 
 
 def _forward(what: _What, given: dict[str, Any], params: tuple[Any, ...]) -> tuple[Any, Any]:
