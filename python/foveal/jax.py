@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
@@ -220,6 +220,21 @@ def _bind(one: _One, operands: Any) -> list[Any]:
     return result
 
 
+def _at_once(*operands: Any, one: _One, jaxpr: Any) -> Any:
+    """Outside of jit. By a jit of its own, so that arrays on many devices are partitioned, too."""
+    try:
+        return _jitted(jaxpr)(*operands)
+    except ValueError:
+        names = [*one.roles, *[param.name for param in one.what.described.params]]
+        fixed = [(name, x.sharding.device_set) for name, x in zip(names, operands) if getattr(x, "committed", False)]
+        fixed.sort(key=lambda item: item[0] != "q")
+        for name, devices in fixed:
+            if devices != fixed[0][1]:
+                places = [", ".join(sorted(map(str, x))) for x in (devices, fixed[0][1])]
+                raise ValueError(f"{name}: on {places[0]}, others on {places[1]}; expected all on the same devices (jax.device_put)") from None
+        raise
+
+
 def _batch(operands: Any, dims: Any, *, one: _One, jaxpr: Any) -> Any:
     size = next(x.shape[d] for x, d in zip(operands, dims) if d is not None)
     in_front = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims)]
@@ -233,7 +248,7 @@ def _derive(operands: Any, tangents: Any, *, one: _One, jaxpr: Any) -> Any:
 
 _pass_p: Any = Primitive("foveal_pass")
 _pass_p.multiple_results = True
-_pass_p.def_impl(lambda *operands, one, jaxpr: _jitted(jaxpr)(*operands))  # so that arrays on many devices are partitioned outside of jit, too
+_pass_p.def_impl(_at_once)
 _pass_p.def_abstract_eval(lambda *avals, one, jaxpr: jaxpr.out_avals)
 mlir.register_lowering(_pass_p, mlir.lower_fun(lambda *operands, one, jaxpr: jaxpr_as_fun(jaxpr)(*operands), multiple_results=True))
 batching.primitive_batchers[_pass_p] = _batch
@@ -302,7 +317,7 @@ def _split_again(x: Any, shape: tuple[int, ...], like: Any) -> Any:
     if sharding is None or x.shape == shape:
         return x.reshape(shape)
     front = () if _sharding(like) is None else _sharding(like).spec[:2]
-    return jax.lax.reshape(x, shape, out_sharding=sharding.update(spec=PartitionSpec(*front, *(None,) * (2 - len(front)), *sharding.spec[1:])))
+    return jax.lax.reshape(x, shape, out_sharding=NamedSharding(sharding.mesh, PartitionSpec(*front, *(None,) * (2 - len(front)), *sharding.spec[1:])))
 
 
 def _whole_in_front(x: Any) -> Any:
@@ -310,7 +325,7 @@ def _whole_in_front(x: Any) -> Any:
     sharding = _sharding(x)
     if sharding is None or sharding.spec[0] is None:
         return x
-    return jax.sharding.reshard(x, sharding.update(spec=PartitionSpec(None, *sharding.spec[1:])))
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec[1:])))
 
 
 def _forward(what: _What, given: dict[str, Any], params: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -598,9 +613,12 @@ def dot_product_attention(
         masks.append(f"kv_idx >= q_idx - {int(left)} and kv_idx <= q_idx + {int(right)}")
     for name, lengths, symbol in (("query_seq_lengths", query_seq_lengths, "q_idx"), ("key_value_seq_lengths", key_value_seq_lengths, "kv_idx")):
         if lengths is not None:
-            params[name] = lengths = jnp.asarray(lengths)
+            lengths = jnp.asarray(lengths)
             if lengths.shape != (batch,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
                 raise ValueError(f"dot_product_attention: {name}: {lengths.dtype}{list(lengths.shape)}; expected integers [{batch}]")
+            if jnp.issubdtype(lengths.dtype, jnp.unsignedinteger):  # which scores do not read; longer ones leave nothing out
+                lengths = jnp.minimum(lengths, jnp.iinfo(jnp.int32).max if lengths.dtype.itemsize >= 4 else jnp.iinfo(lengths.dtype).max).astype(jnp.int32)
+            params[name] = lengths
             masks.append(f"{symbol} < {name}[batch]")
     text = " & ".join([f"({part})" for part in masks]) or None
     out, lse = attention(batched[0], batched[1], batched[2], score_mod, text, scale=scale, params=params, return_lse=True)
