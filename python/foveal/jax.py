@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
@@ -182,13 +183,14 @@ class _One:
         if not set(_LENGTHS) & set(given) and _folds(self.what.described, copied):
             tensors = _stacked(size, given.values(), flags, [True] * len(given))
             arrays = _stacked(size, params, flags[len(given) :], copied)
-            return _run_folded(self.what, self.pass_, size, dict(zip(given, tensors)), arrays, copied, self.results)
+            if all([_merges(x) for x in (*tensors, *[x for x, copy in zip(arrays, copied) if copy])]):
+                return _run_folded(self.what, self.pass_, size, dict(zip(given, tensors)), arrays, copied, self.results)
 
         def example(own: Any) -> list[Any]:
             left = iter(own)
             return _bind(self, [next(left) if flag else x for x, flag in zip(operands, flags)])
 
-        result: list[Any] = jax.lax.map(example, [x for x, flag in zip(operands, flags) if flag])
+        result: list[Any] = jax.lax.map(example, [_whole_in_front(x) for x, flag in zip(operands, flags) if flag])
         return result
 
     def derived(self, operands: Any, tangents: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -218,6 +220,21 @@ def _bind(one: _One, operands: Any) -> list[Any]:
     return result
 
 
+def _at_once(*operands: Any, one: _One, jaxpr: Any) -> Any:
+    """Outside of jit. By a jit of its own, so that arrays on many devices are partitioned, too."""
+    try:
+        return _jitted(jaxpr)(*operands)
+    except ValueError:
+        names = [*one.roles, *[param.name for param in one.what.described.params]]
+        fixed = [(name, x.sharding.device_set) for name, x in zip(names, operands) if getattr(x, "committed", False)]
+        fixed.sort(key=lambda item: item[0] != "q")
+        for name, devices in fixed:
+            if devices != fixed[0][1]:
+                places = [", ".join(sorted(map(str, x))) for x in (devices, fixed[0][1])]
+                raise ValueError(f"{name}: on {places[0]}, others on {places[1]}; expected all on the same devices (jax.device_put)") from None
+        raise
+
+
 def _batch(operands: Any, dims: Any, *, one: _One, jaxpr: Any) -> Any:
     size = next(x.shape[d] for x, d in zip(operands, dims) if d is not None)
     in_front = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims)]
@@ -231,7 +248,7 @@ def _derive(operands: Any, tangents: Any, *, one: _One, jaxpr: Any) -> Any:
 
 _pass_p: Any = Primitive("foveal_pass")
 _pass_p.multiple_results = True
-_pass_p.def_impl(lambda *operands, one, jaxpr: _jitted(jaxpr)(*operands))  # so that arrays on many devices are partitioned outside of jit, too
+_pass_p.def_impl(_at_once)
 _pass_p.def_abstract_eval(lambda *avals, one, jaxpr: jaxpr.out_avals)
 mlir.register_lowering(_pass_p, mlir.lower_fun(lambda *operands, one, jaxpr: jaxpr_as_fun(jaxpr)(*operands), multiple_results=True))
 batching.primitive_batchers[_pass_p] = _batch
@@ -278,7 +295,37 @@ def _run_folded(what: _What, pass_: Pass, size: int, given: dict[str, Any], para
     }
     tensors = {role: x.reshape(merged(x.shape)) for role, x in given.items()}
     found = _run(_What(_Described(fresh), what.max_seqlens, what.options, what.cuda), pass_, tensors, tuple(new_arrays), shapes)
-    return [found[key].reshape((size, *x.shape)) for key, x in results.items()]
+    of = {key: params[key] if isinstance(key, int) else given.get(key[1:], given["q"]) for key in results}  # what lies as the result does
+    return [_split_again(found[key], (size, *x.shape), of[key]) for key, x in results.items()]
+
+
+def _sharding(x: Any) -> Any:
+    """As part of x's type, on a mesh with explicit axes; None elsewhere."""
+    sharding = getattr(jax.typeof(x), "sharding", None) if hasattr(jax, "typeof") else None
+    return None if sharding is None or not any(sharding.spec) else sharding
+
+
+def _merges(x: Any) -> bool:
+    """Whether the first two dimensions can become one where they lie: rows that are split within each example would move."""
+    sharding = _sharding(x)
+    return sharding is None or x.ndim == 1 or sharding.spec[1] is None or sharding.spec[0] is not None
+
+
+def _split_again(x: Any, shape: tuple[int, ...], like: Any) -> Any:
+    """Its first dimension as two, which lie as those of `like` do."""
+    sharding = _sharding(x)
+    if sharding is None or x.shape == shape:
+        return x.reshape(shape)
+    front = () if _sharding(like) is None else _sharding(like).spec[:2]
+    return jax.lax.reshape(x, shape, out_sharding=NamedSharding(sharding.mesh, PartitionSpec(*front, *(None,) * (2 - len(front)), *sharding.spec[1:])))
+
+
+def _whole_in_front(x: Any) -> Any:
+    """Not split along its first dimension, which a loop runs over."""
+    sharding = _sharding(x)
+    if sharding is None or sharding.spec[0] is None:
+        return x
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec[1:])))
 
 
 def _forward(what: _What, given: dict[str, Any], params: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -566,9 +613,12 @@ def dot_product_attention(
         masks.append(f"kv_idx >= q_idx - {int(left)} and kv_idx <= q_idx + {int(right)}")
     for name, lengths, symbol in (("query_seq_lengths", query_seq_lengths, "q_idx"), ("key_value_seq_lengths", key_value_seq_lengths, "kv_idx")):
         if lengths is not None:
-            params[name] = lengths = jnp.asarray(lengths)
+            lengths = jnp.asarray(lengths)
             if lengths.shape != (batch,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
                 raise ValueError(f"dot_product_attention: {name}: {lengths.dtype}{list(lengths.shape)}; expected integers [{batch}]")
+            if jnp.issubdtype(lengths.dtype, jnp.unsignedinteger):  # which scores do not read; longer ones leave nothing out
+                lengths = jnp.minimum(lengths, jnp.iinfo(jnp.int32).max if lengths.dtype.itemsize >= 4 else jnp.iinfo(lengths.dtype).max).astype(jnp.int32)
+            params[name] = lengths
             masks.append(f"{symbol} < {name}[batch]")
     text = " & ".join([f"({part})" for part in masks]) or None
     out, lse = attention(batched[0], batched[1], batched[2], score_mod, text, scale=scale, params=params, return_lse=True)

@@ -2,7 +2,8 @@
 
 JAX traces the function as it does any other, so that all it knows may stand there: indexing of every kind, arrays in attributes, `jit`, `vmap` and
 `grad` inside, `cond`, `switch`, loops of a known length. What depends on no symbol is computed by JAX; a primitive on symbols has its meaning in
-the table of jax_table or below. Where JAX knows a derivative of the user's own, which an expression cannot hold, the function is refused.
+the table of jax_table or below. Where a function has a derivative of its own, which an expression cannot hold, that is JAX's only if the function's
+meaning has the same one; other functions are refused.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any, Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from . import _core, formulas
 from ._core import Expr
 from .captures import Along, At, Capture, of_part
-from .framework_calls import Call, Meaning, binary, over_dims
+from .framework_calls import Call, Meaning, binary, over_dims, unary
+from .jax_table import sinc_at_zero, xlogx
 from .symbols import Symbols
 
 MAX_STEPS = 64  # of a loop that is unrolled
@@ -89,7 +92,7 @@ class _Reader:
         if name.startswith("custom_vjp_call"):
             raise OwnRule("a jax.custom_vjp inside a score or mask; its backward would be ignored: write its forward in place")
         if name == "custom_jvp_call":
-            return [self.own_rule(params, equation, values)]
+            return self.own_rule(params, equation, values)
         if name == "cond":
             return self.cond(params["branches"], values[0], values[1:], [var.aval for var in equation.outvars])
         if name == "scan":
@@ -139,14 +142,21 @@ class _Reader:
             raise call.refuse("not part of the score language")
         return meaning(call, params)
 
-    def own_rule(self, params: dict[str, Any], equation: Any, values: list[Any]) -> Any:
+    def own_rule(self, params: dict[str, Any], equation: Any, values: list[Any]) -> Sequence[Any]:
         """A function with a rule for its derivative: one of JAX's whose meaning has the same."""
         source = params["call_jaxpr"].jaxpr.debug_info
         name = source.func_name
-        if _OWN not in (source.func_src_info or "") or name not in self.table:
+        if _OWN not in (source.func_src_info or ""):
             raise OwnRule(f"{name}: a jax.custom_jvp inside a score or mask; its rule would be ignored: write it in place")
-        call = Call(self.tracer, name, jax.custom_jvp, tuple(values), {}, equation.outvars[0].aval)
-        return self.table[name](call)
+        if name in _FOLLOWED:
+            return self.closed(params["call_jaxpr"], values)
+        call = Call(self.tracer, name.lstrip("_"), jax.custom_jvp, tuple(values), {}, equation.outvars[0].aval)
+        if name == "_sinc_maclaurin" and not jaxpr_as_fun(params["call_jaxpr"])(*[jnp.zeros(x.shape, x.dtype) for x in params["call_jaxpr"].in_avals])[0].all():
+            raise call.refuse("a derivative of jnp.sinc; expected jnp.sinc itself")
+        meaning = self.table.get(name, _WITH_RULES.get(name))
+        if meaning is None:
+            raise call.refuse("not part of the score language")
+        return [meaning(call)]
 
     def cond(self, branches: Sequence[Any], which: Any, values: Sequence[Any], looks: Sequence[Any]) -> list[Any]:
         if not _depends(which):
@@ -407,6 +417,9 @@ _ORDERED = {
     "lt_to": binary(lambda a, b: (a < b) | (formulas.is_nan(b) & ~formulas.is_nan(a))),
     "le_to": binary(lambda a, b: (a <= b) | formulas.is_nan(b)),
 }
+# Functions of JAX that have a rule for their derivative: what they compute has the same one; and others by their meaning.
+_FOLLOWED = ("_erfcx", "_softmax")
+_WITH_RULES = {"_sinc_maclaurin": unary(sinc_at_zero), "_xlogx": unary(xlogx)}
 _MEANINGS = {
     "select_n": _select, "dynamic_slice": _dynamic_slice, "gather": _gather, "dot_general": _dot_general,
     "cumsum": _running(operator.add), "cumprod": _running(operator.mul), "cummax": _running(_core.maximum), "cummin": _running(_core.minimum),

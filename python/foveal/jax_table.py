@@ -58,6 +58,37 @@ def _hypot(a: Any, b: Any) -> Any:
     return _core.where(formulas.is_infinite(a) | formulas.is_infinite(b), math.inf, _core.where(large == 0.0, large, large * _core.sqrt(1.0 + ratio * ratio)))
 
 
+def _times_log(log: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """x * log(y), 0 where x is 0 whatever the log; NaN of a NaN."""
+
+    def found(x: Any, y: Any) -> Any:
+        x, y = _core.to_real(x), _core.to_real(y)
+        of_y = log(y)
+        return x * _core.where((x == 0.0) & ~formulas.is_finite(of_y) & ~formulas.is_nan(y), 0.0, of_y)
+
+    return found
+
+
+def _entropy(x: Any) -> Any:
+    x = _core.to_real(x)
+    return _core.where(x < 0.0, -math.inf, -xlogx(x))
+
+
+def _log1mexp(x: Any) -> Any:
+    x = _core.to_real(x)
+    return _core.where(x < formulas.LN2, _core.log(-formulas.expm1(-x)), formulas.log1p(-_core.exp(-x)))
+
+
+def sinc_at_zero(x: Any) -> Any:
+    """sin(x) / x about 0."""
+    return 1.0 - x * x * (1.0 / 6.0 - x * x * (1.0 / 120.0))
+
+
+def _sinc(x: Any) -> Any:
+    x = _core.to_real(x) * math.pi
+    return _core.where(x == 0.0, sinc_at_zero(x), _core.sin(x) / x)
+
+
 def _signed(meaning: Meaning) -> Meaning:
     """For functions that wrap around on unsigned integers."""
 
@@ -98,6 +129,8 @@ def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, n
     return formulas.nan_to_num(x, nan, posinf, neginf)
 
 
+_xlogy = _times_log(_core.log)
+xlogx: Callable[[Any], Any] = lambda x: _xlogy(x, x)  # noqa: E731
 _layout = layout(lambda first, last, shape: np.arange(first, last).reshape(shape), lambda found: np.asarray(found).reshape(-1).tolist())
 _abs = formulas.both(lambda x: _core.where(x >= 0.0, x, -x), _core.abs)  # its derivative at 0 is 1
 _gelu = elementwise(lambda x, approximate=True: formulas.gelu_tanh(x) if approximate else formulas.gelu(x))
@@ -143,6 +176,9 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "bitwise_not": operator.invert,
     "invert": operator.invert,
     "logit": formulas.logit,
+    "sinc": _sinc,
+    "entr": _entropy,
+    "log1mexp": _log1mexp,
 }
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
@@ -161,6 +197,8 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "logaddexp2": formulas.logaddexp2,
     "hypot": _hypot,
     **dict.fromkeys(("atan2", "arctan2"), special.atan2),
+    "xlogy": _xlogy,
+    "xlog1py": _times_log(formulas.log1p),
     "float_power": _core.pow,
     "eq": operator.eq,
     "equal": operator.eq,
@@ -216,6 +254,7 @@ TABLE: dict[str, Meaning] = {
     "celu": elementwise(lambda x, alpha=1.0: formulas.celu(x, alpha)),
     "leaky_relu": elementwise(lambda x, negative_slope=0.01: _slope(x, negative_slope)),
     "gelu": _gelu,
+    "log_ndtr": elementwise(lambda x, series_order=3: special.log_ndtr(x)),
     # reductions
     "sum": reduction(formulas.total, _REDUCTION, "axis"),
     "mean": reduction(formulas.mean, _REDUCTION, "axis"),

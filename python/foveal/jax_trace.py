@@ -63,6 +63,9 @@ class Symbol(Symbols):
         return _call(self._tracer, name, getattr(jnp, name), inputs, {})
 
     def __getitem__(self, index: Any) -> Any:
+        given = list(index) if isinstance(index, tuple) else [index]
+        if any([_booleans(i) is not None for i in given]):
+            index = tuple([np.asarray(i) if isinstance(i, list) else i for i in self._tracer.known(given, self._shape)])
         return _call(self._tracer, "getitem", operator.getitem, (self, index), {})
 
     def _operate(self, fn: Callable[..., Any], *operands: Any) -> Any:
@@ -192,6 +195,15 @@ def _depends(value: Any) -> bool:
     return isinstance(value, (Symbols, Expr)) or (isinstance(value, Capture) and not value._fixed())
 
 
+def _booleans(index: Any) -> np.ndarray[Any, Any] | None:
+    """Of an index that is an array of booleans with values, also one that the function made: JAX has its values under vmap."""
+    if not isinstance(index, (Capture, np.ndarray, jax.Array)) or not index.ndim or index.dtype != bool:
+        return None
+    if isinstance(index, Capture):
+        index = index._value() if index._fixed() else None
+    return None if index is None or isinstance(index, jax.core.Tracer) else np.asarray(index)
+
+
 def _concrete(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(map(_concrete, value))
@@ -254,6 +266,26 @@ class JaxTracer(CallTracer):
         found = _core.to_integer(expr)
         return found if limits.bits == 64 else _core.maximum(_core.minimum(found, int(limits.max)), int(limits.min))
 
+    def chosen(self, array: Callable[[], Any], indices: list[Any]) -> Any:
+        if not any([_booleans(index) is not None for index in indices]) or any(map(_depends, indices)):
+            return None
+        return array()[tuple(map(_concrete, indices))]
+
+    def known(self, indices: list[Any], shape: tuple[int, ...]) -> list[Any]:
+        given = [(index, _booleans(index)) for index in indices]
+        count = sum([0 if index is None or index is Ellipsis else 1 if flags is None else flags.ndim for index, flags in given])
+        found, at = [], 0
+        for index, flags in given:
+            if flags is None:
+                found.append(index)
+                at += 0 if index is None else len(shape) - count if index is Ellipsis else 1
+                continue
+            if flags.shape != shape[at : at + flags.ndim]:
+                raise IndexError(f"booleans of shape {list(flags.shape)} index an array of shape {list(shape)} from dimension {at} on; expected the same sizes")
+            found += [places.tolist() for places in np.nonzero(flags)]
+            at += flags.ndim
+        return found
+
     def arguments(self, kind: str) -> tuple[Any, ...]:
         symbols = tuple(self.seen(expr) for expr in super().arguments(kind))
         if kind != "mask":
@@ -275,6 +307,9 @@ class JaxTracer(CallTracer):
             except Exception as unread:
                 if f"{__name__}.Symbol" in str(refused):  # JAX's own words of what it does not know, such as jax.jit's
                     raise
+                if isinstance(unread, jax.errors.NonConcreteBooleanIndexError):
+                    hint = "JAX has no values of booleans that a function computes while it is traced; expected some of NumPy's, or made outside of it"
+                    raise _restated(refused, f"{refused}; {hint}") from unread
                 if not isinstance(unread, (NotImplementedError, ValueError, jax.dtypes.TypePromotionError)):
                     raise refused from unread
                 raise _restated(refused, f"{refused}; traced by JAX: {str(unread).splitlines()[0]}") from unread

@@ -1,4 +1,4 @@
-"""erfc and the inverses of trigonometric and hyperbolic functions in the score language, which has neither.
+"""erfc, the log of the normal distribution, and the inverses of trigonometric and hyperbolic functions in the score language, which has none of them.
 
 The polynomials are Chebyshev fits, less than 2^-50 off.
 """
@@ -104,9 +104,24 @@ def acosh(x: Any) -> Any:
     return where(x > 1e8, _core.log(x) + formulas.LN2, formulas.log1p((x - 1.0) + _core.sqrt((x - 1.0) * (x + 1.0))))
 
 
+def _scaled_erfc(x: Any) -> Any:
+    """exp(x^2) erfc(x), for x from 0.5 to 28."""
+    return _polynomial(_ERFC, (x - 2.0) / (x + 2.0)) / (1.0 + 2.0 * x)
+
+
+def log_ndtr(x: Any) -> Any:
+    """The log of the integral of the normal distribution up to x."""
+    x = _core.to_real(x)
+    z = x * -math.sqrt(0.5)
+    inverse = 1.0 / (z * z)
+    far = formulas.log1p(inverse * (-0.5 + inverse * (0.75 + inverse * (-1.875 + inverse * 6.5625)))) - _core.log(z) - 0.5 * math.log(math.pi)
+    tail = where(z > 28.0, far, _core.log(_scaled_erfc(where(z > 28.0, 28.0, z)))) - z * z - formulas.LN2
+    return where(z > 0.5, tail, formulas.log1p(-0.5 * erfc(-z)))
+
+
 def erfc(x: Any) -> Any:
     x = _core.to_real(x)
     high = _core.floor(x * 16.0) / 16.0  # whose square is exact
     square = _core.exp(-high * high) * _core.exp(-(x - high) * (x + high))
-    tail = square * (_polynomial(_ERFC, (x - 2.0) / (x + 2.0)) / (1.0 + 2.0 * x))
+    tail = square * _scaled_erfc(x)
     return where(x > 28.0, 0.0, where(x > 0.5, tail, 1.0 - _core.erf(x)))

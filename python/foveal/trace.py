@@ -156,6 +156,14 @@ class Tracer:
         """What was read of a captured array, as the functions see it."""
         return Vector(self, items, shape) if shape else items[0]
 
+    def chosen(self, array: Callable[[], Any], indices: list[Any]) -> Any:
+        """What indices whose values say how much they choose leave of an array; None for others."""
+        return None
+
+    def known(self, indices: list[Any], shape: tuple[int, ...]) -> list[Any]:
+        """Indices of an array of this shape, with lists of integers for such."""
+        return indices
+
     def index(self, value: Any) -> Any:
         """An index as None, Ellipsis, a slice, an int, an Expr, or Symbols with dimensions."""
         value = arrays.plain_number(value)

@@ -26,7 +26,7 @@ def normal(key, *shape, dtype=jnp.float32):
 
 
 def sharded(attend, ranks, deal, captured=0, lse=False):
-    """attend(q, k, v, *captured, **how) on shards, as a function of whole tensors."""
+    """attend(q, k, v, *captured, **how) on shards, as a function of whole tensors. Under jit: without, XLA compiles shard_map's operations one by one."""
     mesh, rows = Mesh(np.array(DEVICES[:ranks]), ("context",)), P(None, "context")
     order = lambda x: foveal.jax.context_order(x, ranks, deal, pad=True)  # noqa: E731
     local = functools.partial(attend, axis_name="context", deal=deal)
@@ -81,10 +81,12 @@ def test_features_are_those_of_one_device(feature, ranks, deal):
     def of_shards(*x, axis_name, deal):
         return attend(*x, door=functools.partial(foveal.jax.context_attention, axis_name=axis_name, deal=deal))
 
-    many = sharded(of_shards, ranks, deal, len(shapes))
-    np.testing.assert_allclose(jax.jit(many)(*tensors), alone(*tensors), rtol=1e-5, atol=1e-5)
-    gradients = [jax.grad(lambda *x: (f(*x) ** 2).sum(), argnums=tuple(range(len(tensors)))) for f in (many, alone)]
-    for found, expected in zip(jax.jit(gradients[0])(*tensors), gradients[1](*tensors)):
+    def both(f):
+        return jax.jit(lambda *x: (f(*x), jax.grad(lambda *x: (f(*x) ** 2).sum(), argnums=tuple(range(len(tensors))))(*x)))
+
+    (out, gradients), (out_alone, gradients_alone) = (both(f)(*tensors) for f in (sharded(of_shards, ranks, deal, len(shapes)), alone))
+    np.testing.assert_allclose(out, out_alone, rtol=1e-5, atol=1e-5)
+    for found, expected in zip(gradients, gradients_alone):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * float(jnp.abs(expected).max()))
 
 
@@ -96,10 +98,10 @@ def test_lse_cross_attention_types_and_captured_tensors():
         q, k, v = normal(1, 1, 24, 2, 16, dtype=dtype), normal(2, 1, S, 2, 16, dtype=dtype), normal(3, 1, S, 2, 16, dtype=dtype)
         many = sharded(both, 4, "zigzag", lse=True)
         alone = functools.partial(foveal.jax.attention, mask="kv_idx <= q_idx + (seqlen_kv - seqlen_q)", return_lse=True)
-        for found, expected in zip(many(q, k, v), alone(q, k, v)):
+        for found, expected in zip(jax.jit(many)(q, k, v), alone(q, k, v)):
             np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), rtol=tolerance, atol=tolerance)
         loss = lambda f: lambda *x: sum((y.astype(jnp.float32) ** 2).sum() for y in f(*x))  # noqa: E731 - through lse, too
-        for found, expected in zip(jax.grad(loss(many), (0, 1, 2))(q, k, v), jax.grad(loss(alone), (0, 1, 2))(q, k, v)):
+        for found, expected in zip(*(jax.jit(jax.grad(loss(f), (0, 1, 2)))(q, k, v) for f in (many, alone))):
             np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), rtol=0.05, atol=30 * tolerance)
     # What a function captures, without being an argument of the shard_map.
     bias, (q, k, v) = normal(5, S), (normal(i, 1, S, 2, 8) for i in range(3))
@@ -111,7 +113,8 @@ def test_lse_cross_attention_types_and_captured_tensors():
 
         return ((sharded(attend, 2, "zigzag") if shards else attend)(q, k, v) ** 2).sum()
 
-    np.testing.assert_allclose(jax.grad(loss_of)(bias, True), jax.grad(loss_of)(bias, False), rtol=1e-4, atol=1e-4)
+    found, expected = (jax.jit(jax.grad(functools.partial(loss_of, shards=shards)))(bias) for shards in (True, False))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 REACH = {  # of masks: what one device of four gets by ppermute; None: all by all_gather
@@ -162,9 +165,9 @@ def test_lengths_that_are_no_multiples(deal, length, length_kv):
     tensors = [normal(1, 2, length, 4, 16), normal(2, 2, length_kv, 2, 16), normal(3, 2, length_kv, 2, 16)]
     many = sharded(of_shards, 4, deal, lse=True)
     loss = lambda f: lambda *x: sum((y**2).sum() for y in f(*x))  # noqa: E731
-    for f, g in ((many, alone), (jax.grad(loss(many), (0, 1, 2)), jax.grad(loss(alone), (0, 1, 2)))):
-        for found, expected in zip(f(*tensors), g(*tensors)):
-            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    both = [lambda *x, f=f: (f(*x), jax.grad(loss(f), (0, 1, 2))(*x)) for f in (many, alone)]
+    for found, expected in zip(*(jax.tree.leaves(jax.jit(f)(*tensors)) for f in both)):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_order_and_positions():
@@ -181,7 +184,7 @@ def test_rows_without_keys_on_some_devices():
         return foveal.jax.context_attention(q, k, v, mask="(q_idx < 8) & (kv_idx <= q_idx)", return_lse=True, **how)
 
     q = normal(1, 1, S, 1, 8)
-    out, lse = sharded(attend, 4, "contiguous", lse=True)(q, q, q)
+    out, lse = jax.jit(sharded(attend, 4, "contiguous", lse=True))(q, q, q)
     assert (out[:, 8:] == 0).all() and jnp.isneginf(lse[:, :, 8:]).all() and jnp.isfinite(lse[:, :, :8]).all()
 
 

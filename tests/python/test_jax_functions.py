@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.special as jsp
 import numpy as np
 import pytest
 
@@ -125,6 +126,8 @@ ARGUMENTS = {
     "like": lambda x, y: jnp.zeros_like(x) + jnp.ones_like(y) * x + jnp.full_like(x, 2.5) * y,
     "astype": lambda x, y: (x > 0).astype(jnp.float64) * y + x.astype(jnp.int32) * y + jnp.astype(y, jnp.float64),
     "uint8": lambda x, y: (jnp.abs(x) * 60).astype(jnp.int32).astype(jnp.uint8) * 3 * y,
+    "rules_of_their_own": lambda x, y: jnp.sinc(x) + jsp.xlogy(x, abs(y) + 0.5) + jsp.xlog1py(y, abs(x)) + jsp.entr(abs(x) + 0.1) + jax.nn.log1mexp(abs(y) + 0.1),
+    "normal_distribution": lambda x, y: jsp.log_ndtr(5 * x) + jsp.log_ndtr(y),
     "operators": lambda x, y: (-x + 2 * y - 1) / (x * x + 1) + abs(y),
 }
 

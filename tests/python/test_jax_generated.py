@@ -43,7 +43,7 @@ def values(fn, *arrays):
 
 
 TAKES_TWO = [*jax_table.BINARY, "floordiv", "floor_divide", "lax.max", "lax.min", "lax.div", "lax.rem", "power", "pow"]
-OTHER_ONES = "relu relu6 silu swish mish softplus log_sigmoid soft_sign hard_tanh hard_sigmoid hard_silu hard_swish selu elu celu leaky_relu gelu round".split()
+OTHER_ONES = "relu relu6 silu swish mish softplus log_sigmoid soft_sign hard_tanh hard_sigmoid hard_silu hard_swish selu elu celu leaky_relu gelu round log_ndtr".split()
 CASES = [(name, 1) for name in (*jax_table.UNARY, *OTHER_ONES)] + [(name, 2) for name in TAKES_TWO]
 CASES = [(name, count) for name, count in CASES if function_of(name) is not None]
 

@@ -15,6 +15,12 @@ CU = jnp.array([0, 5], jnp.int32)
 TABLE = jnp.zeros(5)
 
 
+def there(x, at):
+    """On one device of several."""
+    devices = jax.devices("cpu")
+    return jax.device_put(x, devices[at]) if len(devices) > at else pytest.skip("JAX was started with one device")
+
+
 class Stranger:
     """A tensor of another framework."""
 
@@ -80,6 +86,10 @@ WRONG = {
     "the door's query": (lambda: door("x", k, v), "foveal.jax.dot_product_attention: query: found str; expected a JAX array"),
     "the door's value": (lambda: door(q, k, v.astype(int)), "foveal.jax.dot_product_attention: value: dtype int32; expected float64"),
     "the door's window": (lambda: door(q, k, v, local_window_size="x"), "foveal.jax.dot_product_attention: local_window_size: found 'x'; expected"),
+    "keys elsewhere": (lambda: attention(there(q, 0), there(k, 1), there(v, 1)), "foveal.jax.attention: k: on .*; expected all on the same devices .jax.device_put"),
+    "keys elsewhere in a gradient": (lambda: jax.grad(lambda q: attention(q, there(k, 1), v).sum())(there(q, 0)), "foveal.jax.attention: k: on .*others on .*0"),
+    "a parameter elsewhere": (lambda: attention(there(q, 0), k, v, "score + b[q_idx]", params={"b": there(TABLE, 1)}), "foveal.jax.attention: b: on .*, others on"),
+    "the door's query elsewhere": (lambda: door(q, there(k, 1), there(v, 0)), "foveal.jax.dot_product_attention: value: on .*, others on"),
     "the door's implementation": (lambda: door(q, k, v, implementation="flash"), "foveal.jax.dot_product_attention: implementation: found 'flash'; expected None, 'xla'"),
     "the door's mask": (lambda: door(q, k, v, mask=jnp.ones((5, 5))), "foveal.jax.dot_product_attention: mask: dtype float32; expected bool"),
 }  # fmt: skip
@@ -101,6 +111,12 @@ def test_one_array_of_lengths_for_queries_and_keys():
     lengths = jnp.array([3])
     found = door(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths)
     np.testing.assert_array_equal(found, door(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths + 0))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])
+def test_lengths_without_a_sign(dtype):
+    found = door(q, k, v, key_value_seq_lengths=jnp.array([3], dtype))
+    np.testing.assert_array_equal(found, door(q, k, v, key_value_seq_lengths=jnp.array([3])))
 
 
 class Holder:

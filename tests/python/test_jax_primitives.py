@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.special as jsp
 import numpy as np
 import pytest
 from jax import lax
@@ -108,6 +109,14 @@ SCORES = {
     "vmap": (lambda x: lambda s, b, h, i, j: s + jax.vmap(lambda y: y * s)(x[i]).sum(), B),
     "grad": (lambda x: lambda s, b, h, i, j: jax.grad(lambda y: jnp.sin(y) * x[i, j])(s), B),
     "functions with JAX's own rules": (lambda x: lambda s, b, h, i, j: jax.nn.relu(s) + jax.nn.silu(x.T[i, j]) + jnp.logaddexp(s, x.T[j, i]), B),
+    "functions with other rules of JAX's": (
+        lambda x: jax.jit(lambda s, b, h, i, j: jnp.sinc(x[i, j]) + jsp.entr(abs(s) + 0.1) + jsp.log_ndtr(s) + jsp.erfcx(s) + jsp.xlogy(s, abs(x[j, i]) + 0.5)), B
+    ),
+    "a softmax": (lambda x: lambda s, b, h, i, j: jax.nn.softmax(jnp.stack([s, x[i, j], 2 * s]))[1], B),
+    "booleans made in the function": (lambda x: lambda s, b, h, i, j: s + x[jnp.array([True, False, True, False, True, True, False])][j % 4], R),
+    "booleans of two dimensions": (lambda x: lambda s, b, h, i, j: s + x[jnp.array([[True] * LEN, [False] * LEN] * 3 + [[True] * LEN])][j], B),
+    "booleans beside a symbol": (lambda x: lambda s, b, h, i, j: s + x[i, jnp.array([True, False, False, False, True, True, False])].sum() * x[..., j][np.arange(LEN) > 2].sum(), B),
+    "booleans on symbols": (lambda x: lambda s, b, h, i, j: jnp.stack([s, x[i, j], s * 2])[jnp.array([False, True, True])].sum(), B),
     "stopped gradients": (lambda x: lambda s, b, h, i, j: s * lax.stop_gradient(s) + lax.stop_gradient(x.T)[i, j] + lax.stop_gradient(x.T[j, i]), B),
     "a rule of the user's on an array": (lambda x: lambda s, b, h, i, j: s + own_backward_rule(x)[i, j], B),
     "unsigned integers wrap": (lambda x: lambda s, b, h, i, j: jnp.where(i.astype(jnp.uint32) - 3 > 9, s, x[i, j]), B),
@@ -162,6 +171,10 @@ def test_masks(name):
 REFUSED = {
     "a rule of its own, forwards": (lambda s, b, h, i, j: own_forward_rule(s), "own_forward_rule: a jax.custom_jvp inside a score or mask"),
     "a rule of its own, backwards": (lambda s, b, h, i, j: own_backward_rule(s), "a jax.custom_vjp inside a score or mask"),
+    "a function with a rule of JAX's": (lambda s, b, h, i, j: jnp.frexp(s)[0], "^foveal.jax.attention: jax's frexp is not part of the score language"),
+    "a derivative at a limit": (lambda s, b, h, i, j: jax.grad(jnp.sinc)(s), "a derivative of jnp.sinc; expected jnp.sinc itself"),
+    "booleans that are computed": (lambda s, b, h, i, j: s + EDGES[jnp.arange(5) % 2 == 0][j % 3], "found a boolean expression.*expected some of NumPy's"),
+    "booleans of another size": (lambda s, b, h, i, j: s + jnp.asarray(B)[i, jnp.array([True])][0], r"booleans of shape \[1\] index an array of shape \[7, 7\] from dimension 1"),
     "a loop whose end is not known": (lambda s, b, h, i, j: lax.while_loop(lambda y: y < 3, lambda y: y + 1, s), "while_loop is not part of the score"),
     "a long loop": (lambda s, b, h, i, j: lax.fori_loop(0, 1000, lambda n, y: y * 0.9, s), "fori_loop is not part of the score language"),
     "a branch": (lambda s, b, h, i, j: s if i > j else -s, "no truth value while it is traced"),
@@ -175,7 +188,7 @@ REFUSED = {
 def test_refused(name):
     q = jnp.asarray(real(1, LEN, 2, 4))
     score, words = REFUSED[name]
-    with pytest.raises((TypeError, NotImplementedError, ValueError), match=words):
+    with pytest.raises((TypeError, NotImplementedError, ValueError, IndexError), match=words):
         foveal.jax.attention(q, q, q, score)
 
 
