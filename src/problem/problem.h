@@ -87,8 +87,7 @@ struct Problem {
   std::string line() const;
 };
 
-/// Everything that a plan depends on, as bytes: programs by their canonical text, so that calls whose expressions mean the same share a
-/// plan.
+/// Everything that a plan depends on, as bytes: programs by their canonical text, so calls whose expressions mean the same share a plan.
 std::string key_of(const Problem& problem);
 
 /// The symbols of all pairs at which kernels may evaluate the score. Where lengths are unknown: of packed sequences, up to the total.
