@@ -617,7 +617,7 @@ def dot_product_attention(
             if lengths.shape != (batch,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
                 raise ValueError(f"dot_product_attention: {name}: {lengths.dtype}{list(lengths.shape)}; expected integers [{batch}]")
             if jnp.issubdtype(lengths.dtype, jnp.unsignedinteger):  # which scores do not read; longer ones leave nothing out
-                lengths = jnp.minimum(lengths, jnp.iinfo(jnp.int32).max if lengths.dtype.itemsize >= 4 else jnp.iinfo(lengths.dtype).max).astype(jnp.int32)
+                lengths = jnp.minimum(lengths, min(int(np.iinfo(lengths.dtype).max), 2**31 - 1)).astype(jnp.int32)
             params[name] = lengths
             masks.append(f"{symbol} < {name}[batch]")
     text = " & ".join([f"({part})" for part in masks]) or None
