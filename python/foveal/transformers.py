@@ -169,14 +169,17 @@ def attention_mask(
     modeling = _modeling_of(kwargs.get("config"))
     if torch.compiler.is_compiling() or _asks_for_tensors(modeling):
         return materialize()
-    padding = None
+    padding = given = None
     if attention_mask is not None and not bool(attention_mask.all()):
         whole: Any = prepare_padding_mask(attention_mask, kv_length, kv_offset)  # type: ignore[arg-type]  # offsets may be tensors
         padding = whole.to(torch.bool)
-    if mask_function is bidirectional_mask_function and padding is None and kwargs.get("allow_is_bidirectional_skip") and _takes_bool_masks(modeling):
+    elif attention_mask is not None and attention_mask.shape[-1] < _reach(mask_function, q_length, kv_length, q_offset, kv_offset):
+        given = torch.tensor(attention_mask.shape[-1], device=device)  # positions beyond are padding
+    whole_is_seen = mask_function is bidirectional_mask_function and padding is None and given is None
+    if whole_is_seen and kwargs.get("allow_is_bidirectional_skip") and _takes_bool_masks(modeling):
         return None
 
-    q_shift, kv_shift = _shift(q_offset), _shift(kv_offset)
+    q_shift, kv_shift = _shift(q_offset, device), _shift(kv_offset, device)
     growing = isinstance(q_offset, int) and isinstance(kv_offset, int) and q_offset + q_length == kv_offset + kv_length > q_length
 
     def kept(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -184,6 +187,8 @@ def attention_mask(
         # The last query stands at the last key in a cache that grows: the same expression at each step.
         q_position = q_idx + (_core.seqlen_kv - _core.seqlen_q) + kv_shift if growing else q_idx + q_shift
         result = mask_function(b, h, q_position, kv_position)
+        if given is not None:
+            return result & (kv_position < given)
         return result if padding is None else result & padding[b, kv_position]
 
     try:
@@ -231,11 +236,17 @@ def _takes_bool_masks(modeling: str) -> bool:
     return any([kind._supports_sdpa or kind._supports_flex_attn for kind in kinds if kind.__module__ == modeling])
 
 
-def _shift(offset: int | Tensor) -> Any:
+def _shift(offset: int | Tensor, device: torch.device | str) -> Any:
     """0, or a tensor of one element: a number that changes from step to step is no part of the expression."""
     if isinstance(offset, int):
-        return 0 if offset == 0 else torch.tensor(offset)
+        return 0 if offset == 0 else torch.tensor(offset, device=device)
     return offset.clone()  # the cache's own, which it changes in place
+
+
+def _reach(mask_function: Callable[..., Any], q_length: int, kv_length: int, q_offset: int | Tensor, kv_offset: int | Tensor) -> int:
+    """Beyond which position no query sees a key: what a mask says of later ones, as of those that a static cache has room for, is not asked."""
+    end = kv_offset + kv_length
+    return int(min(end, q_offset + q_length) if mask_function is causal_mask_function else end)
 
 
 def _materialized(arguments: dict[str, Any], attention_mask: Tensor | None, device: Any, rest: dict[str, Any], skip: bool = True) -> Tensor | None:
