@@ -37,6 +37,7 @@ def register(name: str = "foveal") -> None:
     transformers_alibi.install(name, Mask, attention_forward)
     if not _names:
         setattr(PreTrainedModel, "post_init", _then_told(PreTrainedModel.post_init))
+        setattr(PreTrainedModel, "get_correct_attn_implementation", _tables_noticed(PreTrainedModel.get_correct_attn_implementation))
     _names.add(name)
 
 
@@ -64,6 +65,54 @@ def _takes_implementations(model: PreTrainedModel) -> bool:
     attentions = [type(module) for module in model.modules() if "Attention" in type(module).__name__]
     known = getattr(model.config, "model_type", None) in transformers_alibi.MODEL_TYPES
     return known or not attentions or any([_has_interface(kind.__module__) for kind in attentions])
+
+
+def _tables_noticed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """As an implementation is chosen, before layers are made: some models take the class of their attention from a table, which would raise KeyError."""
+
+    @functools.wraps(method)
+    def noticed(self: PreTrainedModel, requested: str | None, is_init_check: bool = False) -> Any:
+        for kinds in _tables_of(self) if requested in _names else ():
+            if isinstance(kinds.get(requested), type):  # register() has put it there
+                continue
+            if is_init_check:
+                kinds[requested] = _Refusal(requested, type(self).__name__, kinds)
+            else:
+                _tell_of_chosen(self, requested, kinds)
+        return method(self, requested, is_init_check)
+
+    return noticed
+
+
+def _tables_of(model: PreTrainedModel) -> list[dict[Any, Any]]:
+    """{implementation: class} in the model's own module."""
+    values = list(vars(sys.modules[type(model).__module__]).values()) if type(model).__module__ in sys.modules else []
+    return [value for value in values if isinstance(value, dict) and _is_layer(value.get("eager"))]
+
+
+def _is_layer(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+
+
+def _tell_of_chosen(model: PreTrainedModel, requested: Any, kinds: dict[Any, Any]) -> None:
+    for layer in model.modules():
+        if type(layer) in kinds.values():
+            what = f"attn_implementation={requested!r} has no effect on its {type(layer).__name__}, which was chosen when it was made"
+            warnings.warn(f"{type(model).__name__}: {what}", UserWarning, stacklevel=4)
+            return
+
+
+class _Refusal:
+    """In the place of a class in such a table."""
+
+    def __init__(self, name: Any, model: str, kinds: dict[Any, Any]):
+        self._words = (
+            f"attn_implementation={name!r}: {model}: this model chooses its attention from a table of its own, which foveal is not in; "
+            f"expected {' or '.join([repr(known) for known, kind in kinds.items() if _is_layer(kind)])}"
+        )
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(self._words)
 
 
 class Mask(BlockMask):

@@ -484,3 +484,35 @@ def test_models_that_take_no_implementation_are_told():
         hf.AutoModel.from_config(hf.DebertaV2Config(**sizes))
         hf.AutoModel.from_config(hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1), attn_implementation="foveal")
         hf.AutoModel.from_config(hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4), attn_implementation="foveal")
+
+
+TABLES = {
+    "GPTJModel": lambda: hf.GPTJForCausalLM(hf.GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, attn_implementation="foveal")),
+    "GPTNeoModel": lambda: hf.GPTNeoForCausalLM(
+        hf.GPTNeoConfig(vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], attn_implementation="foveal")),
+    "BarkSemanticModel": lambda: hf.BarkSemanticModel(
+        hf.BarkSemanticConfig(input_vocab_size=64, output_vocab_size=64, hidden_size=32, num_layers=1, num_heads=4, attn_implementation="foveal")),
+    "SamVision(Model|Encoder)": lambda: hf.SamVisionModel(
+        hf.SamVisionConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=8, mlp_dim=32, output_channels=8,
+                           window_size=2, attn_implementation="foveal")),
+    "Git(Vision)?Model": lambda: hf.GitModel(
+        hf.GitConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32, attn_implementation="foveal")),
+    "Data2VecVisionModel": lambda: hf.Data2VecVisionModel(
+        hf.Data2VecVisionConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32, image_size=16, patch_size=8,
+                                attn_implementation="foveal")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_models_that_choose_attention_from_a_table_are_refused(name):
+    """They raised KeyError: 'foveal'."""
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match=f"attn_implementation='foveal': {name}: .* table of its own, which foveal is not in; expected 'eager'( or|$)"):
+            TABLES[name]()
+
+
+def test_attention_that_a_table_has_chosen_stays():
+    config = hf.SamVisionConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=8, mlp_dim=32, output_channels=8, window_size=2)
+    model = hf.SamVisionModel._from_config(config, attn_implementation="eager")
+    with pytest.warns(UserWarning, match="SamVisionModel: attn_implementation='foveal' has no effect on its SamVisionAttention"):
+        model.set_attn_implementation("foveal")
