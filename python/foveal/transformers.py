@@ -368,7 +368,7 @@ def attention_forward(
         arguments["dropout_p"], rng = dropout, draw_rng(query.device)
     program, captured = bound(score if score != "score" else None, mask, Options(), arguments, heads_first=True)
     out, _ = call(program, captured, query, key, value, rng=rng)
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None
 
 
 _OF_MASKS = {"documents": _core.Type.integer, "chosen": _core.Type.boolean}  # tensors that attention_forward makes masks of
