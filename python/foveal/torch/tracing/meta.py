@@ -40,7 +40,7 @@ def look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str
         except (TypeError, RuntimeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
             raise _of_torch(name, error) from None
         if name in _ON_ELEMENTS:
-            _check_on_elements(name, func, args, kwargs)
+            _check_on_elements(name, func, args, kwargs, one=True)
         if key is not None:
             if len(_looks) > 4096:
                 _looks.clear()
@@ -89,10 +89,12 @@ def check_numbers(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     _check_on_elements(name, func, args, kwargs)
 
 
-def _check_on_elements(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_on_elements(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], one: bool = False) -> None:
+    """one: of each tensor, where shapes are known to fit."""
+
     def with_elements(value: Any) -> Any:
         meta = meta_of(value)
-        return torch.ones(meta.shape, dtype=meta.dtype) if isinstance(meta, torch.Tensor) else meta
+        return torch.ones((1,) * meta.ndim if one else meta.shape, dtype=meta.dtype) if isinstance(meta, torch.Tensor) else meta
 
     try:
         func(*map(with_elements, args), **{key: with_elements(value) for key, value in kwargs.items()})
