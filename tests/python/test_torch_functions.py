@@ -848,26 +848,26 @@ def test_the_default_dtype_counts_at_each_call():
 
 # ---- constants beside symbols, and what torch refuses of tensors with elements ----
 
-WIDE = real(2, LEN)
+TWO_ROWS = real(2, LEN)
 CUBE = real(3, HEADS, 2, LEN)
 CONSTANT_INDICES = {
-    "array of NumPy's": (lambda s, b, h, i, j: WIDE[h, np.array([0, 3])], WIDE),
-    "array of NumPy's first": (lambda s, b, h, i, j: WIDE[np.array([0, 1]), j], WIDE),
-    "array of int32": (lambda s, b, h, i, j: WIDE[h, np.array([1, -1], dtype=np.int32)], WIDE),
-    "array of one": (lambda s, b, h, i, j: WIDE[np.array(1), j][None], WIDE),
-    "number of NumPy's": (lambda s, b, h, i, j: WIDE[np.int64(1), j][None], WIDE),
-    "mask of NumPy's": (lambda s, b, h, i, j: WIDE[np.array([True, False]), j], WIDE),
-    "list": (lambda s, b, h, i, j: WIDE[[0, 1], j], WIDE),
-    "nested list": (lambda s, b, h, i, j: WIDE[[[0], [1]], j].reshape(-1), WIDE),
-    "tuple": (lambda s, b, h, i, j: WIDE[(0, -1), j], WIDE),
-    "range": (lambda s, b, h, i, j: WIDE[range(2), j], WIDE),
-    "mask": (lambda s, b, h, i, j: WIDE[torch.tensor([True, True]), j], WIDE),
-    "list of booleans": (lambda s, b, h, i, j: WIDE[[False, True], j], WIDE),
+    "array of NumPy's": (lambda s, b, h, i, j: TWO_ROWS[h, np.array([0, 3])], TWO_ROWS),
+    "array of NumPy's first": (lambda s, b, h, i, j: TWO_ROWS[np.array([0, 1]), j], TWO_ROWS),
+    "array of int32": (lambda s, b, h, i, j: TWO_ROWS[h, np.array([1, -1], dtype=np.int32)], TWO_ROWS),
+    "array of one": (lambda s, b, h, i, j: TWO_ROWS[np.array(1), j][None], TWO_ROWS),
+    "number of NumPy's": (lambda s, b, h, i, j: TWO_ROWS[np.int64(1), j][None], TWO_ROWS),
+    "mask of NumPy's": (lambda s, b, h, i, j: TWO_ROWS[np.array([True, False]), j], TWO_ROWS),
+    "list": (lambda s, b, h, i, j: TWO_ROWS[[0, 1], j], TWO_ROWS),
+    "nested list": (lambda s, b, h, i, j: TWO_ROWS[[[0], [1]], j].reshape(-1), TWO_ROWS),
+    "tuple": (lambda s, b, h, i, j: TWO_ROWS[(0, -1), j], TWO_ROWS),
+    "range": (lambda s, b, h, i, j: TWO_ROWS[range(2), j], TWO_ROWS),
+    "mask": (lambda s, b, h, i, j: TWO_ROWS[torch.tensor([True, True]), j], TWO_ROWS),
+    "list of booleans": (lambda s, b, h, i, j: TWO_ROWS[[False, True], j], TWO_ROWS),
     "mask of two dimensions": (lambda s, b, h, i, j: CUBE[torch.tensor([[True, False], [False, True], [True, True]]), 1, j], CUBE),
     "mask after an ellipsis": (lambda s, b, h, i, j: CUBE[0, h, ..., torch.arange(LEN) % 2 == 0].reshape(-1), CUBE),
-    "True": (lambda s, b, h, i, j: WIDE[True, h, j], WIDE),
-    "True before a slice": (lambda s, b, h, i, j: WIDE[True, :, j].reshape(-1), WIDE),
-    "True at the end": (lambda s, b, h, i, j: WIDE[h, :, True].reshape(-1), WIDE),
+    "True": (lambda s, b, h, i, j: TWO_ROWS[True, h, j], TWO_ROWS),
+    "True before a slice": (lambda s, b, h, i, j: TWO_ROWS[True, :, j].reshape(-1), TWO_ROWS),
+    "True at the end": (lambda s, b, h, i, j: TWO_ROWS[h, :, True].reshape(-1), TWO_ROWS),
 }
 
 
@@ -897,7 +897,7 @@ def test_constants_beside_symbols_are_indices(name):
 
 def test_arrays_that_change_are_indices_anew():
     at = np.array([0, 3])
-    score = lambda s, b, h, i, j: s + WIDE[h, at].sum() * j  # noqa: E731
+    score = lambda s, b, h, i, j: s + TWO_ROWS[h, at].sum() * j  # noqa: E731
     for places in ([0, 3], [1, 2]):
         at[:] = places
         torch.testing.assert_close(foveal.torch.attention(Q, K, V, score), one_by_one(score), rtol=1e-7, atol=1e-9)
@@ -914,7 +914,7 @@ def test_arrays_that_change_are_indices_anew():
 ])  # fmt: skip
 def test_what_is_no_index(index, error, words):
     with pytest.raises(error, match=words):
-        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + WIDE[index, j].sum())
+        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + TWO_ROWS[index, j].sum())
 
 
 FLAGS = torch.tensor([True, False])
