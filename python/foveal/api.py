@@ -299,17 +299,17 @@ class Plan:
 
         Raises ValueError when an array does not match the plan.
         """
-        self._bound(workspace, params, gradients, tensors)()
+        self._bound("run", workspace, params, gradients, tensors)()
 
     @public("foveal.Plan.bind")
     def bind(
         self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any
     ) -> Callable[[], None]:
         """A function that runs on these arrays each time it is called, and only checks them and launches. Arguments as in run()."""
-        return self._bound(workspace, params, gradients, tensors)
+        return self._bound("bind", workspace, params, gradients, tensors)
 
     def _bound(
-        self, workspace: Array | None, params: Mapping[str, Array] | None, gradients: Mapping[str, Array] | None, tensors: dict[str, Any]
+        self, function: str, workspace: Array | None, params: Mapping[str, Array] | None, gradients: Mapping[str, Array] | None, tensors: dict[str, Any]
     ) -> Callable[[], None]:
         if gradients and self._roles is not _ROLES:
             raise ValueError("gradients: given for a forward pass; expected a plan with backward=True")
@@ -330,7 +330,16 @@ class Plan:
             slots += [(gradients or {}).get(name) for name in bound]
         if workspace is None and slots[0] is not None and not arrays.on_cpu(slots[0]):
             workspace = self.workspace()
-        return functools.partial(self._call.run, slots, workspace, seed, offset, rng_state)
+        return functools.partial(_run, f"foveal.Plan.{function}", self._call.run, slots, workspace, seed, offset, rng_state)
+
+
+def _run(function: str, run: Callable[..., None], *arguments: Any) -> None:
+    try:
+        run(*arguments)
+    except (ValueError, NotImplementedError, RuntimeError, TypeError) as error:
+        found: Exception = type(error)(f"{function}: {str(error).replace('rng.state', 'rng_state')}")
+        setattr(found, "public_function", function)
+        raise found from error
 
 
 def _check_lengths(lengths: Mapping[str, Any], page_size: int) -> None:

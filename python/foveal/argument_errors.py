@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from typing import Any, Callable, Mapping, ParamSpec, TypeVar
 
 from . import arrays
@@ -64,6 +65,7 @@ def explain(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
         own = _OTHER_NAMES.get(argument, argument)
         if argument not in parameters and own in parameters:
             message = own + separator + rest
+        message = _renamed(message, parameters)
         kind: Any = ValueError if isinstance(error, UnicodeError) else type(error)  # some take more than a message
         found: Exception = kind(f"{name}: {message}")
     except _ERRORS as better:
@@ -77,6 +79,19 @@ _OTHER_NAMES = {
     "q": "query", "k": "key", "v": "value", "mask": "block_mask", "cu_seqlens_q": "cu_seq_q", "cu_seqlens_kv": "cu_seq_k", "max_seqlen_q": "max_q",
     "max_seqlen_kv": "max_k", "seqlens_kv": "seqused_k", "rng.state": "rng_state",
 }  # fmt: skip
+
+
+_NAMED = re.compile(r"(?<![\w.])(?:(?:cu|max)_seqlens?_(?:q|kv)|seqlens_kv|rng\.state|[qkv](?='s\b))(?!\w)")
+
+
+def _renamed(message: str, parameters: Mapping[str, Any]) -> str:
+    """With the names that the function's own arguments have, wherever they stand in the text."""
+
+    def own(found: re.Match[str]) -> str:
+        name = _OTHER_NAMES.get(found[0], found[0])
+        return name if found[0] not in parameters and name in parameters else found[0]
+
+    return _NAMED.sub(own, message)
 
 
 def _by_name(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,8 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _BITS = {"uint16": DType.i16, "uint32": DType.i32}  # of arrays that a score or mask reads (bits_of)
 _REAL = {DType.f64, DType.f32, DType.bf16, DType.f16}
+_REALS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")  # arguments that are reals
+_LENGTHS = ("cu_seqlens", "seqlens_kv", "block_table")  # and integers
 
 
 @functools.lru_cache(256)
@@ -95,8 +97,8 @@ def dtype_named(name: str, argument: str = "array", by_bits: bool = False) -> DT
     try:
         return _BITS[name] if by_bits and name in _BITS else _DTYPES[name]
     except KeyError:
-        kinds = _REAL if argument in ("q", "k", "v") and not by_bits else set(_DTYPES.values())
-        expected = ", ".join(known for known, dtype in _DTYPES.items() if dtype in kinds)
+        kinds = {DType.i32, DType.i64} if argument.startswith(_LENGTHS) else _REAL if argument in _REALS and not by_bits else set(_DTYPES.values())
+        expected = ", ".join([known for known, dtype in (_DTYPES | _BITS if by_bits else _DTYPES).items() if dtype in kinds])
         raise ValueError(f"{argument}: dtype {name} is not supported; expected one of {expected}") from None
 
 

@@ -88,11 +88,11 @@ class Capture(metaclass=introspection.SymbolType):
     def __getitem__(self, index: Any) -> Any:
         given = list(index) if isinstance(index, tuple) else [index]
         try:
-            if self._fixed() and (chosen := self._tracer.chosen(self._value, given)) is not None:
-                return Capture(self._tracer, chosen, stopped=self._stopped or self._tracer.gradient_stopped())
-            given = [self._tracer.index(i) for i in self._tracer.known(given, self.shape)]
+            of, given = self._tracer.indices(self, given)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise refusals.refused(error)
+        if of is not self:
+            return of[tuple(given)]
         whole = sum(1 for i in given if i is Ellipsis)
         named = sum(1 for i in given if i is not None and i is not Ellipsis)
         if whole > 1 or named > self.ndim:

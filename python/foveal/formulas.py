@@ -136,10 +136,10 @@ def frac(x: Any) -> Any:
 
 @functools.partial(both, of_integers=lambda x: x)
 def round_half_even(x: Any) -> Any:
-    below = _core.floor(x)
+    below, above = _core.floor(x), -_core.floor(-x)  # which is -0.0 of a negative x
     rest = x - below
-    odd = below - 2.0 * _core.floor(0.5 * below)
-    return where(rest > 0.5, below + 1.0, where(rest == 0.5, below + odd, below))  # an infinity has no rest
+    is_odd = below != 2.0 * _core.floor(0.5 * below)
+    return where((rest > 0.5) | ((rest == 0.5) & is_odd), above, below)  # an infinity has no rest
 
 
 def rounded(x: Any, decimals: int) -> Any:

@@ -266,12 +266,16 @@ class JaxTracer(CallTracer):
         found = _core.to_integer(expr)
         return found if limits.bits == 64 else _core.maximum(_core.minimum(found, int(limits.max)), int(limits.min))
 
-    def chosen(self, array: Callable[[], Any], indices: list[Any]) -> Any:
-        if not any([_booleans(index) is not None for index in indices]) or any(map(_depends, indices)):
-            return None
-        return array()[tuple(map(_concrete, indices))]
+    def indices(self, capture: Capture, given: Sequence[Any]) -> tuple[Capture, list[Any]]:
+        """Where all are constants and some are booleans, whose values say how many elements they choose, JAX chooses them."""
+        given = list(given)
+        if capture._fixed() and any([_booleans(index) is not None for index in given]) and not any(map(_depends, given)):
+            chosen = capture._value()[tuple(map(_concrete, given))]
+            return Capture(self, chosen, stopped=capture._stopped or self.gradient_stopped()), []
+        return super().indices(capture, self.known(given, capture.shape))
 
     def known(self, indices: list[Any], shape: tuple[int, ...]) -> list[Any]:
+        """Indices of an array of this shape, with the places of booleans in place of these."""
         given = [(index, _booleans(index)) for index in indices]
         count = sum([0 if index is None or index is Ellipsis else 1 if flags is None else flags.ndim for index, flags in given])
         found, at = [], 0

@@ -64,7 +64,7 @@ def _ufunc(self: Expr, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -
         keywords["dtype"] = object  # else it asks for the truth of what the operator gives
     try:
         return getattr(ufunc, method)(*operands, **keywords)
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:  # of objects NumPy calls a method of the function's name
         raise refusals.refused(refusal(ufunc.__name__)) from error
 
 

@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 import math
+import re
 import types
 from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Iterator, Sequence
@@ -28,6 +29,7 @@ pure_functions.trust(value for name, value in vars(_core).items() if callable(va
 pure_functions.trust(value for value in vars(masks).values() if isinstance(value, masks.Maker))
 
 _OF_TRACE = "__of_trace_"
+_OF_PYTHON = re.compile(r"unsupported operand type|bad operand type|type \w+ doesn't define")  # what Python says of operands that are no numbers to it
 _traces = itertools.count()
 
 
@@ -156,13 +158,9 @@ class Tracer:
         """What was read of a captured array, as the functions see it."""
         return Vector(self, items, shape) if shape else items[0]
 
-    def chosen(self, array: Callable[[], Any], indices: list[Any]) -> Any:
-        """What indices whose values say how much they choose leave of an array; None for others."""
-        return None
-
-    def known(self, indices: list[Any], shape: tuple[int, ...]) -> list[Any]:
-        """Indices of an array of this shape, with lists of integers for such."""
-        return indices
+    def indices(self, capture: Capture, given: Sequence[Any]) -> tuple[Capture, list[Any]]:
+        """What an array is indexed with, in the framework's words, and the array that these index."""
+        return capture, [self.index(value) for value in given]
 
     def index(self, value: Any) -> Any:
         """An index as None, Ellipsis, a slice, an int, an Expr, or Symbols with dimensions."""
@@ -224,6 +222,10 @@ class Tracer:
                 f"{kind}: a symbol indexes an array that tracing cannot see, as it is {self.cannot_see}, or is to become an array of NumPy's; "
                 f"expected {self.can_see}, or text that reads an array in params"
             ) from error
+        except TypeError as error:
+            if not _OF_PYTHON.match(str(error)):
+                raise
+            raise TypeError(f"{kind}: {error}; expected numbers of bool, int or float, and functions of arrays (where, round, floor, ...) in place of Python's") from error
         result = as_scalar(arrays.plain_number(result))
         if isinstance(result, Symbols):
             self.check_own(result)

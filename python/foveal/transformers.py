@@ -37,6 +37,7 @@ def register(name: str = "foveal") -> None:
     transformers_alibi.install(name, Mask, attention_forward)
     if not _names:
         setattr(PreTrainedModel, "post_init", _then_told(PreTrainedModel.post_init))
+        setattr(PreTrainedModel, "get_correct_attn_implementation", _tables_noticed(PreTrainedModel.get_correct_attn_implementation))
     _names.add(name)
 
 
@@ -64,6 +65,54 @@ def _takes_implementations(model: PreTrainedModel) -> bool:
     attentions = [type(module) for module in model.modules() if "Attention" in type(module).__name__]
     known = getattr(model.config, "model_type", None) in transformers_alibi.MODEL_TYPES
     return known or not attentions or any([_has_interface(kind.__module__) for kind in attentions])
+
+
+def _tables_noticed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """As an implementation is chosen, before layers are made: some models take the class of their attention from a table, which would raise KeyError."""
+
+    @functools.wraps(method)
+    def noticed(self: PreTrainedModel, requested: str | None, is_init_check: bool = False) -> Any:
+        for kinds in _tables_of(self) if requested in _names else ():
+            if isinstance(kinds.get(requested), type):  # register() has put it there
+                continue
+            if is_init_check:
+                kinds[requested] = _Refusal(requested, type(self).__name__, kinds)
+            else:
+                _tell_of_chosen(self, requested, kinds)
+        return method(self, requested, is_init_check)
+
+    return noticed
+
+
+def _tables_of(model: PreTrainedModel) -> list[dict[Any, Any]]:
+    """{implementation: class} in the model's own module."""
+    values = list(vars(sys.modules[type(model).__module__]).values()) if type(model).__module__ in sys.modules else []
+    return [value for value in values if isinstance(value, dict) and _is_layer(value.get("eager"))]
+
+
+def _is_layer(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+
+
+def _tell_of_chosen(model: PreTrainedModel, requested: Any, kinds: dict[Any, Any]) -> None:
+    for layer in model.modules():
+        if type(layer) in kinds.values():
+            what = f"attn_implementation={requested!r} has no effect on its {type(layer).__name__}, which was chosen when it was made"
+            warnings.warn(f"{type(model).__name__}: {what}", UserWarning, stacklevel=4)
+            return
+
+
+class _Refusal:
+    """In the place of a class in such a table."""
+
+    def __init__(self, name: Any, model: str, kinds: dict[Any, Any]):
+        self._words = (
+            f"attn_implementation={name!r}: {model}: this model chooses its attention from a table of its own, which foveal is not in; "
+            f"expected {' or '.join([repr(known) for known, kind in kinds.items() if _is_layer(kind)])}"
+        )
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(self._words)
 
 
 class Mask(BlockMask):
@@ -169,14 +218,17 @@ def attention_mask(
     modeling = _modeling_of(kwargs.get("config"))
     if torch.compiler.is_compiling() or _asks_for_tensors(modeling):
         return materialize()
-    padding = None
+    padding = given = None
     if attention_mask is not None and not bool(attention_mask.all()):
         whole: Any = prepare_padding_mask(attention_mask, kv_length, kv_offset)  # type: ignore[arg-type]  # offsets may be tensors
         padding = whole.to(torch.bool)
-    if mask_function is bidirectional_mask_function and padding is None and kwargs.get("allow_is_bidirectional_skip") and _takes_bool_masks(modeling):
+    elif attention_mask is not None and attention_mask.shape[-1] < _reach(mask_function, q_length, kv_length, q_offset, kv_offset):
+        given = torch.tensor(attention_mask.shape[-1], device=device)  # positions beyond are padding
+    whole_is_seen = mask_function is bidirectional_mask_function and padding is None and given is None
+    if whole_is_seen and kwargs.get("allow_is_bidirectional_skip") and _takes_bool_masks(modeling):
         return None
 
-    q_shift, kv_shift = _shift(q_offset), _shift(kv_offset)
+    q_shift, kv_shift = _shift(q_offset, device), _shift(kv_offset, device)
     growing = isinstance(q_offset, int) and isinstance(kv_offset, int) and q_offset + q_length == kv_offset + kv_length > q_length
 
     def kept(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -184,6 +236,8 @@ def attention_mask(
         # The last query stands at the last key in a cache that grows: the same expression at each step.
         q_position = q_idx + (_core.seqlen_kv - _core.seqlen_q) + kv_shift if growing else q_idx + q_shift
         result = mask_function(b, h, q_position, kv_position)
+        if given is not None:
+            return result & (kv_position < given)
         return result if padding is None else result & padding[b, kv_position]
 
     try:
@@ -231,11 +285,17 @@ def _takes_bool_masks(modeling: str) -> bool:
     return any([kind._supports_sdpa or kind._supports_flex_attn for kind in kinds if kind.__module__ == modeling])
 
 
-def _shift(offset: int | Tensor) -> Any:
+def _shift(offset: int | Tensor, device: torch.device | str) -> Any:
     """0, or a tensor of one element: a number that changes from step to step is no part of the expression."""
     if isinstance(offset, int):
-        return 0 if offset == 0 else torch.tensor(offset)
+        return 0 if offset == 0 else torch.tensor(offset, device=device)
     return offset.clone()  # the cache's own, which it changes in place
+
+
+def _reach(mask_function: Callable[..., Any], q_length: int, kv_length: int, q_offset: int | Tensor, kv_offset: int | Tensor) -> int:
+    """Beyond which position no query sees a key: what a mask says of later ones, as of those that a static cache has room for, is not asked."""
+    end = kv_offset + kv_length
+    return int(min(end, q_offset + q_length) if mask_function is causal_mask_function else end)
 
 
 def _materialized(arguments: dict[str, Any], attention_mask: Tensor | None, device: Any, rest: dict[str, Any], skip: bool = True) -> Tensor | None:
@@ -308,7 +368,7 @@ def attention_forward(
         arguments["dropout_p"], rng = dropout, draw_rng(query.device)
     program, captured = bound(score if score != "score" else None, mask, Options(), arguments, heads_first=True)
     out, _ = call(program, captured, query, key, value, rng=rng)
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None
 
 
 _OF_MASKS = {"documents": _core.Type.integer, "chosen": _core.Type.boolean}  # tensors that attention_forward makes masks of

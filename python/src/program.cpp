@@ -40,6 +40,21 @@ TensorView contiguous_like(const TensorView& tensor, DType dtype) {
   return contiguous_view(dtype, tensor.device, tensor.sizes.data(), tensor.rank);
 }
 
+/// Without gaps, [batch, seqlen, heads, dim] in the order that `order` has in memory; where its elements repeat, or dim does not come
+/// last there, as a contiguous [batch, heads, seqlen, dim].
+TensorView dense_in_order_of(const TensorView& tensor, const TensorView& order) {
+  TensorView dense = tensor;
+  std::array<std::size_t, 3> dims{0, 2, 1};
+  bool own = order.strides[3] == 1 || order.sizes[3] <= 1;
+  for (const std::size_t d : dims) own = own && (order.strides[d] > 0 || order.sizes[d] <= 1);
+  if (own)
+    std::stable_sort(dims.begin(), dims.end(), [&order](std::size_t a, std::size_t b) { return order.strides[a] > order.strides[b]; });
+  std::int64_t step = tensor.sizes[3];
+  for (std::size_t at = dims.size(); at-- > 0; step *= tensor.sizes[dims[at]]) dense.strides[dims[at]] = step;
+  dense.strides[3] = 1;
+  return dense;
+}
+
 TensorView out_of(const TensorView& q, const TensorView& v, bool paged) {
   if ((q.rank != 3 && q.rank != 4) || v.rank != (paged ? 4 : q.rank))
     throw Error(ErrorCode::invalid_argument,
@@ -153,22 +168,25 @@ std::vector<TensorView> Program::read(const Arguments& arguments) const {
   return tensors;
 }
 
-/// Contiguous tensors for the slots of wanted results that are absent.
+/// Tensors for the slots of wanted results that are absent: contiguous, or, heads first, in the order of their tensors (out: of q).
 void Program::add_results(const Arguments& arguments, std::vector<TensorView>& tensors) const {
   const auto fill = [&tensors](std::size_t slot, const TensorView& view) {
     if (!tensors[slot].present()) tensors[slot] = view;
   };
+  const auto fill_like = [&](std::size_t slot, const TensorView& view, const TensorView& order) {
+    fill(slot, heads_first_ && order.rank == 4 ? dense_in_order_of(view, order) : view);
+  };
   const TensorView &q = tensors[slots::q], &v = tensors[slots::v];
   const bool paged = tensors[slot_count(arguments.pass) + slots::lengths::block_table].present();
-  fill(slots::out, out_of(q, v, paged));
+  fill_like(slots::out, out_of(q, v, paged), q);
   if (arguments.pass == Pass::forward) {
     if (arguments.wanted[0]) fill(slots::lse, lse_of(q));
     return;
   }
   fill(slots::lse, lse_of(q));
-  fill(slots::dout, out_of(q, v, paged));
+  fill_like(slots::dout, out_of(q, v, paged), q);
   for (std::size_t i = 0; i < first_gradient; ++i)
-    if (arguments.wanted[i]) fill(slots::dq + i, contiguous_like(tensors[slots::q + i], tensors[slots::q + i].dtype));
+    if (const TensorView& own = tensors[slots::q + i]; arguments.wanted[i]) fill_like(slots::dq + i, contiguous_like(own, own.dtype), own);
   const std::size_t params = params_slot(Pass::backward), dparams = params + params_.size();
   for (std::size_t i = 0; i < params_.size(); ++i)
     if (const DType own = tensors[params + i].dtype; arguments.wanted[first_gradient + i])
@@ -190,7 +208,7 @@ std::shared_ptr<Call> Program::plan(const Arguments& arguments, std::vector<Tens
 }
 
 /// Plans the backward pass that will follow a forward pass on another thread, so that its kernels are compiled when they are needed. Its
-/// own tensors are assumed to be contiguous; most kernels do not depend on their strides.
+/// own tensors are assumed to lie as results do; most kernels do not depend on their strides.
 void Program::plan_gradients_ahead(const Arguments& forward, const std::vector<TensorView>& tensors) const {
   const std::size_t given = params_.size();
   Arguments backward{.pass = Pass::backward, .arrays = {}, .params = forward.params, .wanted = {}, .rounded = true};

@@ -18,7 +18,7 @@ namespace foveal::python {
 class Program {
  public:
   /// key: the other arguments as text. heads_first: arrays and results are [batch, heads, seqlen, dim], as in torch's SDPA; results are
-  /// stored with seqlen first.
+  /// stored in the order of their tensors.
   Program(std::string key, Attention attention, std::vector<Param> params, PlanOptions options, bool heads_first)
       : key_(std::move(key)),
         attention_(std::move(attention)),

@@ -325,3 +325,38 @@ def test_a_users_own_error_keeps_its_type_and_cause():
 def test_integers_that_torch_does_not_hold():
     with pytest.raises(OverflowError, match="foveal.torch.attention: torch.lt in a score or mask: "):
         attention(q, k, v, lambda s, b, h, i, j: s + (i < 2**70))
+
+
+CONSTANT = np.zeros((1, 5, 2, 4), dtype=np.float32)
+
+
+@pytest.mark.parametrize("score", [lambda s, b, h, i, j: s * 1j, lambda s, b, h, i, j: s + divmod(i, 3)[0], lambda s, b, h, i, j: round(s)])
+def test_pythons_own_words_name_the_function(score):
+    with pytest.raises(TypeError, match="foveal.attention: score_mod: .*expected numbers of bool, int or float"):
+        foveal.attention(CONSTANT, CONSTANT, CONSTANT, score)
+
+
+def test_functions_of_numpys_that_are_methods_of_objects():
+    with pytest.raises(TypeError, match="foveal.attention: numpy.arctan2: not a function of score expressions"):
+        foveal.attention(CONSTANT, CONSTANT, CONSTANT, lambda s, b, h, i, j: s + np.arctan2(i, j))
+
+
+def test_dtypes_that_are_listed_are_taken():
+    with pytest.raises(ValueError, match="cu_seqlens_q: dtype uint32 is not supported; expected one of int64, int32$"):
+        foveal.attention(*[CONSTANT[0]] * 3, cu_seqlens=(np.array([0, 5], dtype=np.uint32),) * 2)
+    of_pairs = np.zeros(5, dtype=np.complex64)
+    with pytest.raises(ValueError, match="complex64 is not supported; expected one of .*uint8, bool, uint16, uint32$"):
+        foveal.attention(*[CONSTANT] * 3, lambda s, b, h, i, j: s + of_pairs[i])
+
+
+@pytest.mark.parametrize("function", ["run", "bind"])
+def test_errors_of_a_plans_runs_name_it(function):
+    plan = foveal.plan(CONSTANT, CONSTANT, CONSTANT)
+    with pytest.raises(ValueError, match=f"^foveal.Plan.{function}: out: .*; the plan expects"):
+        (getattr(plan, function)(q=CONSTANT, k=CONSTANT, v=CONSTANT, out=CONSTANT[:, :3].copy(), lse=None) or (lambda: None))()
+
+
+def test_names_within_a_message_are_the_functions_own():
+    x = torch.randn(5, 2, 4)
+    with pytest.raises(ValueError, match="foveal.torch.varlen_attn: cu_seq_k: size 3; expected 2, cu_seq_q's"):
+        foveal.torch.varlen_attn(x, x, x, torch.tensor([0, 5]), torch.tensor([0, 3, 5]), 5, 5)

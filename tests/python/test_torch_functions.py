@@ -844,3 +844,118 @@ def test_the_default_dtype_counts_at_each_call():
         finally:
             torch.set_default_dtype(before)
     assert seen == [torch.float32, torch.float64]
+
+
+# ---- constants beside symbols, and what torch refuses of tensors with elements ----
+
+TWO_ROWS = real(2, LEN)
+CUBE = real(3, HEADS, 2, LEN)
+CONSTANT_INDICES = {
+    "array of NumPy's": (lambda s, b, h, i, j: TWO_ROWS[h, np.array([0, 3])], TWO_ROWS),
+    "array of NumPy's first": (lambda s, b, h, i, j: TWO_ROWS[np.array([0, 1]), j], TWO_ROWS),
+    "array of int32": (lambda s, b, h, i, j: TWO_ROWS[h, np.array([1, -1], dtype=np.int32)], TWO_ROWS),
+    "array of one": (lambda s, b, h, i, j: TWO_ROWS[np.array(1), j][None], TWO_ROWS),
+    "number of NumPy's": (lambda s, b, h, i, j: TWO_ROWS[np.int64(1), j][None], TWO_ROWS),
+    "mask of NumPy's": (lambda s, b, h, i, j: TWO_ROWS[np.array([True, False]), j], TWO_ROWS),
+    "list": (lambda s, b, h, i, j: TWO_ROWS[[0, 1], j], TWO_ROWS),
+    "nested list": (lambda s, b, h, i, j: TWO_ROWS[[[0], [1]], j].reshape(-1), TWO_ROWS),
+    "tuple": (lambda s, b, h, i, j: TWO_ROWS[(0, -1), j], TWO_ROWS),
+    "range": (lambda s, b, h, i, j: TWO_ROWS[range(2), j], TWO_ROWS),
+    "mask": (lambda s, b, h, i, j: TWO_ROWS[torch.tensor([True, True]), j], TWO_ROWS),
+    "list of booleans": (lambda s, b, h, i, j: TWO_ROWS[[False, True], j], TWO_ROWS),
+    "mask of two dimensions": (lambda s, b, h, i, j: CUBE[torch.tensor([[True, False], [False, True], [True, True]]), 1, j], CUBE),
+    "mask after an ellipsis": (lambda s, b, h, i, j: CUBE[0, h, ..., torch.arange(LEN) % 2 == 0].reshape(-1), CUBE),
+    "True": (lambda s, b, h, i, j: TWO_ROWS[True, h, j], TWO_ROWS),
+    "True before a slice": (lambda s, b, h, i, j: TWO_ROWS[True, :, j].reshape(-1), TWO_ROWS),
+    "True at the end": (lambda s, b, h, i, j: TWO_ROWS[h, :, True].reshape(-1), TWO_ROWS),
+}
+
+
+def one_by_one(score_mod):
+    """out by torch alone, a call of score_mod for each pair."""
+    q, k, v = (t.transpose(1, 2) for t in (Q, K, V))
+    s = q @ k.transpose(-1, -2) / DIM**0.5
+    pairs = [[score_mod(s[0, h, i, j], *map(torch.tensor, (0, h, i, j))) for j in range(LEN)] for h in range(HEADS) for i in range(LEN)]
+    s = torch.stack([torch.stack(row) for row in pairs]).reshape(s.shape)
+    return (torch.softmax(s, -1) @ v).transpose(1, 2)
+
+
+@pytest.mark.parametrize("name", CONSTANT_INDICES)
+def test_constants_beside_symbols_are_indices(name):
+    """An array of NumPy's became a parameter, which is no tensor; the others were refused."""
+    chosen, parameter = CONSTANT_INDICES[name]
+
+    def score(s, b, h, i, j):
+        x = chosen(s, b, h, i, j)
+        return s + (x * torch.linspace(0.3, 1.0, x.shape[0], dtype=torch.float64)).sum()
+
+    found, wanted = foveal.torch.attention(Q, K, V, score), one_by_one(score)
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+    gradients = [torch.autograd.grad(out.sin().sum(), parameter)[0] for out in (found, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-9)
+
+
+def test_arrays_that_change_are_indices_anew():
+    at = np.array([0, 3])
+    score = lambda s, b, h, i, j: s + TWO_ROWS[h, at].sum() * j  # noqa: E731
+    for places in ([0, 3], [1, 2]):
+        at[:] = places
+        torch.testing.assert_close(foveal.torch.attention(Q, K, V, score), one_by_one(score), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("index, error, words", [
+    (np.array([1.0]), TypeError, "found a real expression; expected an integer"),
+    (np.array([1], dtype=np.int16), NotImplementedError, "torch.int16, which torch takes for a mask or not at all"),
+    ([], NotImplementedError, "chooses nothing"),
+    (torch.tensor([False, False]), NotImplementedError, "chooses nothing"),
+    (torch.tensor([True, False, True]), IndexError, r"a mask of shape \[3\]; expected \[2\]"),
+    (np.array([2]), IndexError, "index 2 is out of range for a dimension of size 2"),
+    ([[0], [0, 1]], ValueError, "foveal.torch.attention"),
+])  # fmt: skip
+def test_what_is_no_index(index, error, words):
+    with pytest.raises(error, match=words):
+        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + TWO_ROWS[index, j].sum())
+
+
+FLAGS = torch.tensor([True, False])
+SUBTRACTIONS = {
+    "number minus flag": lambda s, b, h, i, j: s + (1 - FLAGS[h]),
+    "score minus comparison": lambda s, b, h, i, j: s - (i > j),
+    "sub": lambda s, b, h, i, j: torch.sub(s, i > j),
+    "subtract": lambda s, b, h, i, j: s.subtract(i > j),
+    "rsub": lambda s, b, h, i, j: s + torch.rsub(i > j, 2),
+    "flag minus number": lambda s, b, h, i, j: s + (FLAGS[h] - 1),
+    "flag minus flag": lambda s, b, h, i, j: s + (FLAGS[h] ^ (FLAGS[h] - (i > j))),
+    "True minus integer": lambda s, b, h, i, j: s + (True - i),
+    "alpha": lambda s, b, h, i, j: torch.sub(s, i, alpha=True),
+}
+
+
+@pytest.mark.parametrize("name", SUBTRACTIONS)
+def test_subtractions_that_torch_refuses(name):
+    """Tensors without elements are subtracted where those with elements are not."""
+    with pytest.raises(RuntimeError) as theirs:
+        one_by_one(SUBTRACTIONS[name])
+    with pytest.raises(RuntimeError, match="foveal.torch.attention: torch.(r?sub|subtract) in a score or mask: ") as found:
+        foveal.torch.attention(Q, K, V, SUBTRACTIONS[name])
+    assert str(theirs.value)[:40] in str(found.value)
+
+
+@pytest.mark.parametrize("decimals", [0, 1, -1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_round_keeps_the_sign_of_zero(decimals, dtype):
+    x = torch.tensor([-0.3, -0.5, -0.0, 0.3, -1.5, 2.5, 3.5, -3.5, 1e9, -math.inf, -0.04], dtype=dtype)
+    n = x.shape[0]
+    q, v = torch.zeros(1, n, 1, 4, dtype=dtype), torch.ones(1, n, 1, 4, dtype=dtype)
+    found = foveal.torch.attention(q, q, v, lambda s, b, h, i, j: torch.atan2(torch.round(x[i], decimals=decimals), -1.0 - j * 0), return_lse=True)[1]
+    expected = torch.atan2(torch.round(x, decimals=decimals), torch.tensor(-1.0, dtype=dtype)) + math.log(n)
+    torch.testing.assert_close(found.flatten().to(dtype), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_score_of_one_element_is_no_number():
+    """Nor is it to torch's flex_attention."""
+    q = torch.randn(1, 1, 2, 4)
+    with pytest.raises(AssertionError):
+        torch.nn.attention.flex_attention.flex_attention(q, q, q, lambda s, b, h, i, j: s[None])
+    with pytest.raises(TypeError, match=r"array of shape \[1\]; expected one number"):
+        foveal.torch.flex_attention(q, q, q, lambda s, b, h, i, j: s[None])

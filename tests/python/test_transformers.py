@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import transformers as hf
+from transformers import masking_utils
 
 import foveal.transformers
 from places import seeded
@@ -267,6 +268,61 @@ def test_masks_are_expressions():
         foveal.transformers.attention_forward(torch.nn.Module(), *[q[:, :, :12]] * 3, mask)
 
 
+PLACES = {  # q_length, kv_length, q_offset, kv_offset
+    "no cache": (5, 5, 0, 0), "growing": (3, 9, 6, 0), "one token": (1, 9, 8, 0), "static": (3, 12, torch.tensor(4), 0),
+    "static, first": (5, 12, torch.tensor(0), 0), "window": (2, 6, 9, 5), "other keys": (3, 7, 0, 0), "moved": (4, 6, torch.tensor(3), torch.tensor(2)),
+}  # fmt: skip
+FUNCTIONS = {
+    "causal": masking_utils.causal_mask_function,
+    "sliding": masking_utils.sliding_window_causal_mask_function(4),
+    "bidirectional": masking_utils.bidirectional_mask_function,
+    "bidirectional window": masking_utils.sliding_window_bidirectional_mask_function(3),
+    "causal, or in a block": masking_utils.or_masks(masking_utils.causal_mask_function, lambda b, h, q, k: q // 4 == k // 4),
+}
+
+
+def padding_masks(end):
+    """Of every length around the number of positions, with and without padding."""
+    for length in (1, end - 3, end - 1, end, end + 2):
+        ones = torch.ones(2, max(length, 1), dtype=torch.bool)
+        left, right = ones.clone(), ones.clone()
+        left[0, :2], right[1, -1:] = False, False
+        yield from (ones, left, right)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("place", PLACES)
+def test_padding_masks_of_any_length(place, function):
+    """What a mask does not reach is padding: a mask of ones that was too short hid nothing."""
+    q_length, kv_length, q_offset, kv_offset = PLACES[place]
+    for padding in padding_masks(int(kv_offset + kv_length)):
+        arguments = dict(q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=FUNCTIONS[function])
+        expected = masking_utils.sdpa_mask(2, **arguments, attention_mask=padding, allow_is_causal_skip=False)
+        for config in (None, hf.LlamaConfig()):
+            mask = foveal.transformers.attention_mask(2, **arguments, attention_mask=padding, config=config, allow_is_bidirectional_skip=True)
+            assert mask is None or isinstance(mask, foveal.transformers.Mask)
+            zeros, keys = torch.zeros(2, 1, max(q_length, kv_length), 8), torch.eye(kv_length).expand(2, 1, -1, -1)
+            module = torch.nn.Module()
+            module.is_causal = False
+            out = foveal.transformers.attention_forward(module, zeros[:, :, :q_length], zeros[:, :, :kv_length], keys, mask)[0]
+            assert torch.equal(out.transpose(1, 2) > 0, expected), (padding.shape, padding)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("cached", [0, 6])
+def test_short_masks_of_ones(name, cached):
+    """The later tokens are padding to transformers."""
+    model, ids = made(DECODERS[name]), tokens(2, 9)
+
+    def run(model):
+        past = hf.DynamicCache(config=model.config)
+        if cached:
+            model(ids[:, :cached], past_key_values=past)
+        return [model(ids[:, cached:], attention_mask=torch.ones(2, 7, dtype=torch.long), past_key_values=past).logits.detach()]
+
+    close(*both(model, run))
+
+
 @pytest.mark.parametrize("words", ["output_attentions", "cache"])
 def test_refusals(words):
     q = torch.zeros(1, 2, 3, 4)
@@ -341,6 +397,7 @@ def test_compiled_models_that_add_their_mask(name):
 
 def test_a_mask_that_is_a_tensor_for_its_model():
     """What keeps its meaning: positions are taken, repeated, put together; True and False are no numbers."""
+    hf.BeitModel  # noqa: B018 - loads its module, which is asked
     config = hf.BeitConfig()
     padding = left_padding(tokens()).bool()
     make = lambda: foveal.transformers.attention_mask(2, 13, 13, attention_mask=padding, config=config)  # noqa: E731
@@ -427,3 +484,35 @@ def test_models_that_take_no_implementation_are_told():
         hf.AutoModel.from_config(hf.DebertaV2Config(**sizes))
         hf.AutoModel.from_config(hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1), attn_implementation="foveal")
         hf.AutoModel.from_config(hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4), attn_implementation="foveal")
+
+
+TABLES = {
+    "GPTJModel": lambda: hf.GPTJForCausalLM(hf.GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, attn_implementation="foveal")),
+    "GPTNeoModel": lambda: hf.GPTNeoForCausalLM(
+        hf.GPTNeoConfig(vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], attn_implementation="foveal")),
+    "BarkSemanticModel": lambda: hf.BarkSemanticModel(
+        hf.BarkSemanticConfig(input_vocab_size=64, output_vocab_size=64, hidden_size=32, num_layers=1, num_heads=4, attn_implementation="foveal")),
+    "SamVision(Model|Encoder)": lambda: hf.SamVisionModel(
+        hf.SamVisionConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=8, mlp_dim=32, output_channels=8,
+                           window_size=2, attn_implementation="foveal")),
+    "Git(Vision)?Model": lambda: hf.GitModel(
+        hf.GitConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32, attn_implementation="foveal")),
+    "Data2VecVisionModel": lambda: hf.Data2VecVisionModel(
+        hf.Data2VecVisionConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32, image_size=16, patch_size=8,
+                                attn_implementation="foveal")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_models_that_choose_attention_from_a_table_are_refused(name):
+    """They raised KeyError: 'foveal'."""
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match=f"attn_implementation='foveal': {name}: .* table of its own, which foveal is not in; expected 'eager'( or|$)"):
+            TABLES[name]()
+
+
+def test_attention_that_a_table_has_chosen_stays():
+    config = hf.SamVisionConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=8, mlp_dim=32, output_channels=8, window_size=2)
+    model = hf.SamVisionModel._from_config(config, attn_implementation="eager")
+    with pytest.warns(UserWarning, match="SamVisionModel: attn_implementation='foveal' has no effect on its SamVisionAttention"):
+        model.set_attn_implementation("foveal")

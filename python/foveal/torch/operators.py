@@ -105,10 +105,15 @@ def _(
 
 
 def _new(like: Tensor, shape: Any, heads_first: bool) -> Tensor:
-    """As programs make their results: in memory seqlen always comes before heads."""
+    """As programs make their results: heads first, in the order in memory of the tensor that they are like, as torch's functions do."""
     if not heads_first:
         return like.new_empty(shape)
-    return like.new_empty((shape[0], shape[2], shape[1], shape[3])).transpose(1, 2)
+    *strides, last = like.stride()
+    dims = [0, 1, 2]
+    # Where elements repeat, or head_dim does not come last in memory: contiguous.
+    if (last == 1 or like.shape[3] <= 1) and all([stride > 0 or extent <= 1 for stride, extent in zip(strides, like.shape)]):
+        dims.sort(key=lambda d: strides[d], reverse=True)
+    return like.new_empty([shape[d] for d in (*dims, 3)]).permute([*[dims.index(d) for d in range(3)], 3])
 
 
 def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

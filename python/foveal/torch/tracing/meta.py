@@ -17,6 +17,7 @@ from .dtypes import DTYPES, is_integral
 _META = torch.device("meta")
 
 _looks: dict[Any, Any] = {}  # of results, by function and the looks of its arguments
+_ON_ELEMENTS = frozenset({"add", "sub", "subtract", "rsub"})  # that take bool tensors and alphas without elements which they refuse with them
 _DEVICE_FREE = ("cpu", "cuda", "item")
 
 
@@ -38,6 +39,8 @@ def look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str
                 found = func(*places, **metas)
         except (TypeError, RuntimeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
             raise _of_torch(name, error) from None
+        if name in _ON_ELEMENTS:
+            _check_on_elements(name, func, args, kwargs, one=True)
         if key is not None:
             if len(_looks) > 4096:
                 _looks.clear()
@@ -83,9 +86,15 @@ def check_numbers(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if all([low <= value <= high for value in flat((*args, *kwargs.values())) if type(value) in (int, float)]):
         return
 
+    _check_on_elements(name, func, args, kwargs)
+
+
+def _check_on_elements(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], one: bool = False) -> None:
+    """one: of each tensor, where shapes are known to fit."""
+
     def with_elements(value: Any) -> Any:
         meta = meta_of(value)
-        return torch.ones(meta.shape, dtype=meta.dtype) if isinstance(meta, torch.Tensor) else meta
+        return torch.ones((1,) * meta.ndim if one else meta.shape, dtype=meta.dtype) if isinstance(meta, torch.Tensor) else meta
 
     try:
         func(*map(with_elements, args), **{key: with_elements(value) for key, value in kwargs.items()})

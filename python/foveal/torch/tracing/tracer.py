@@ -9,9 +9,9 @@ from typing import Any, Callable, ClassVar, Sequence
 import torch
 
 from ... import arrays, refusals
-from ..._core import Expr
+from ..._core import Expr, Param
 from ...captures import Capture
-from ...framework_calls import Call, CallTracer
+from ...framework_calls import Call, CallTracer, symbolic
 from ...runtime_numbers import Number
 from . import dispatch, views
 from .autograd_functions import refused_on_symbols
@@ -66,6 +66,11 @@ class TorchTracer(CallTracer):
     def size(shape: tuple[int, ...]) -> Any:
         return lambda dim=None: torch.Size(shape) if dim is None else shape[dim]
 
+    def param(self, array: Any, called: str | None = None) -> Param:
+        if not isinstance(array, torch.Tensor):
+            raise TypeError(f"a captured tensor: found {type(array).__name__}; expected a torch.Tensor: torch.as_tensor(x), outside of the function")
+        return super().param(array, called)
+
     def capture(self, tensor: torch.Tensor) -> Capture:
         if tensor.is_nested:
             arrays.check_plain(tensor, "a captured array")
@@ -114,9 +119,53 @@ class TorchTracer(CallTracer):
         result: int = (number - info.min) % 2**info.bits + info.min
         return result
 
+    def indices(self, capture: Capture, given: Sequence[Any]) -> tuple[Capture, list[Any]]:
+        """Constants as torch takes them: sequences and arrays of NumPy's are tensors, and a mask of n dimensions is n tensors of places."""
+        with torch._C.DisableTorchFunction():
+            given = [self._constant(value) for value in given]
+            if any([_is_mask(value) for value in given]):
+                capture, given = self._without_masks(capture, given)
+        return super().indices(capture, given)
+
+    def _constant(self, value: Any) -> Any:
+        value = arrays.plain_number(value)
+        of_numpy = arrays.is_array(value) and arrays.framework(value) == "numpy"
+        if not (of_numpy or isinstance(value, (bool, list, tuple, range))) or symbolic(value):
+            return value
+        self.saw_values = self.saw_values or of_numpy
+        tensor = torch.as_tensor(value)
+        return tensor if tensor.dtype == torch.bool else self._places(tensor)
+
+    def _places(self, tensor: torch.Tensor) -> Any:
+        """Integers that are constants."""
+        if tensor.numel() == 0:
+            raise NotImplementedError("index of a captured tensor: found one that chooses nothing; expected at least one place")
+        if tensor.dtype not in INDICES:
+            return tensor
+        places = tensor.reshape(-1).tolist()
+        return Symbol(self, places, tuple(tensor.shape), torch.int64) if tensor.ndim > 0 else places[0]
+
+    def _without_masks(self, capture: Capture, given: Sequence[Any]) -> tuple[Capture, list[Any]]:
+        named = sum([value.ndim if _is_mask(value) else 1 for value in given if value is not None and value is not Ellipsis])
+        found, dim = list[Any](), 0
+        for value in given:
+            found.append(value)
+            if value is Ellipsis:
+                dim += capture.ndim - named
+            elif not _is_mask(value):
+                dim += value is not None
+            else:
+                self.saw_values = True
+                if value.ndim == 0:  # True: a new dimension of size 1
+                    capture, value, named = capture[(*[slice(None)] * dim, None, ...)], value[None], named + 1
+                shape, whose = tuple(value.shape), capture.shape[dim : dim + value.ndim]
+                if shape != whose:
+                    raise IndexError(f"index of a captured tensor: found a mask of shape {list(shape)}; expected {list(whose)}, the shape of the dimensions that it is for")
+                found[-1:] = [self._places(places) for places in value.nonzero(as_tuple=True)]
+                dim += value.ndim
+        return capture, found
+
     def index(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.dtype == torch.bool:
-            raise NotImplementedError("index of a captured tensor: found a boolean tensor; expected integers")
         if isinstance(value, (torch.Tensor, Symbol, Capture)) and is_integral(value.dtype) and value.dtype not in INDICES:
             raise NotImplementedError(f"index of a captured tensor: found {value.dtype}, which torch takes for a mask or not at all; expected int64 or int32: .long()")
         if isinstance(value, torch.Tensor) and value.ndim == 0:
@@ -153,6 +202,10 @@ class TorchTracer(CallTracer):
         if isinstance(result, torch.Tensor):
             result = self.capture(result)._read()
         return result
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
 
 
 _tracing: list[TorchTracer] = []
