@@ -88,7 +88,7 @@ void* run(const xla::CallFrame& frame) {
     if (const xla::Buffer* given = buffer_of(frame, entry->workspace)) {
       const std::size_t wanted = entry->call->plan().workspace_bytes() + workspace_alignment;
       if (given->rank != 1 || static_cast<std::size_t>(given->dims[0]) < wanted)
-        throw Error(ErrorCode::invalid_argument, "foveal: this compiled program was made by another version of foveal; compile it again");
+        throw Error(ErrorCode::invalid_argument, "this compiled program was made by another version of foveal; compile it again");
     }
     std::vector<TensorView> tensors = entry->call->tensors();
     for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].data = address(entry->slots[i]);
@@ -99,7 +99,7 @@ void* run(const xla::CallFrame& frame) {
     }
     entry->call->run(tensors, rng, aligned(address(entry->workspace)), stream);
   } catch (const Error& e) {
-    return error(frame.api, e.code() == ErrorCode::invalid_argument ? 3 : 13, e.what());
+    return error(frame.api, e.code() == ErrorCode::invalid_argument ? 3 : 13, (std::string("foveal.jax: ") + e.what()).c_str());
   } catch (nb::python_error& e) {  // of planning again
     const nb::gil_scoped_acquire gil;
     return error(frame.api, 13, e.what());

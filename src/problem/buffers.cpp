@@ -32,7 +32,8 @@ void take(const Problem& problem, Named at, const TensorSpec& spec, const Tensor
   view = logical_view(given, packed);
   const TensorSpec found{
       .present = true, .dtype = view.dtype, .rank = view.rank, .sizes = view.sizes, .strides = view.strides, .aligned = spec.aligned};
-  FOVEAL_CHECK(found == spec, at.what, at.name, ": ", text_of(found), "; the plan expects ", text_of(spec));
+  const bool absent = given.data == nullptr && given.rank == 0;
+  FOVEAL_CHECK(found == spec, at.what, at.name, ": ", absent ? "absent" : text_of(found), "; the plan expects ", text_of(spec));
   FOVEAL_CHECK(view.device == problem.device, at.what, at.name, ": on another device than the plan's");
   check_data(at, view);
 }
@@ -204,7 +205,8 @@ void take_rng(const Problem& problem, const Call& call, Buffers& buffers) {
   TensorView& state = buffers.rng.state;
   if (!state.present()) return;
   FOVEAL_CHECK(state.dtype == DType::i64 && state.rank == 1 && state.sizes[0] == 2 && state.strides[0] == 1,
-               "rng.state: ", state.describe(), "; expected i64[2], contiguous: the bits of {seed, offset}");
+               "rng.state: ", state.describe(), " with strides ", base::shape_text(state.strides.data(), state.rank),
+               "; expected i64[2], contiguous: the bits of {seed, offset}");
   FOVEAL_CHECK(state.device == problem.device, "rng.state: on another device than the plan's");
   FOVEAL_CHECK(state.data != nullptr, "rng.state: data is null");
   FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(state.data) % sizeof(std::int64_t) == 0, "rng.state: address is not a multiple of ",

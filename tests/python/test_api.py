@@ -57,6 +57,31 @@ def test_a_plan_runs_with_the_callers_memory(place):
         assert (numbers(found) == numbers(wanted)).all()
 
 
+def test_a_plan_names_a_gradient_that_is_absent(place):
+    q, k, v = inputs(place)
+    bias = make(place, 33)
+    out, lse = foveal.forward(q, k, v, lambda s, b, h, i, j: s + bias[j])
+    plan = foveal.plan(q, k, v, lambda s, b, h, i, j: s + bias[j], backward=True, gradients=("p0",))
+    with pytest.raises(ValueError, match="gradient of p0: absent; the plan expects f32.33."):
+        plan.run(q=q, k=k, v=v, out=out, lse=lse, dout=out, dq=q, dk=k, dv=v)
+
+
+def test_a_plan_refuses_a_workspace_that_it_would_write_beyond(place):
+    q, k, v = inputs(place)
+    plan = foveal.plan(q, k, v)
+    out, lse = make(place, 2, 33, 4, 16), make(place, 2, 4, 33)
+    scratch = plan.workspace()
+    assert plan.workspace_bytes > 256
+    wider = foveal.plan(q, k, v, backward=True).workspace()
+    wrong = [(scratch[:256], "256 bytes; expected "), (wider[: 2 * (len(wider) // 2) : 2], "strides .2.; expected contiguous")]
+    if isinstance(scratch, np.ndarray):
+        wrong += [(np.lib.stride_tricks.as_strided(scratch, strides=(0,)), "strides .0.; expected contiguous"), (scratch[::-1], "strides .-1.; expected contiguous")]
+    for workspace, message in wrong:
+        for call in (plan.run, lambda **given: plan.bind(**given)()):
+            with pytest.raises(ValueError, match="workspace: " + message):
+                call(q=q, k=k, v=v, out=out, lse=lse, workspace=workspace)
+
+
 def test_a_plan_refuses_other_arrays(place):
     q, k, v = inputs(place)
     plan = foveal.plan(q, k, v)

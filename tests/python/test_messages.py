@@ -200,7 +200,7 @@ WRONG = {
     "an index within a transform": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + torch.vmap(lambda x: x[i])(MASK_BIAS[None])[0]), "foveal.torch.attention: .*within a transform of torch.func"),
     "a derivative of a symbol": (lambda: attention(q, k, v, lambda s, b, h, i, j: torch.func.grad(torch.sin)(s)), r"foveal.torch.attention: a score or mask hands a symbol to _wrap_for_grad\(\), which takes tensors alone"),
     "a checkpoint of a symbol": (lambda: attention(q, k, v, lambda s, b, h, i, j: checkpoint(torch.sin, s, use_reentrant=False)), "foveal.torch.attention: a score or mask hands a symbol to"),
-    "a state of another shape": (lambda: attention(q, k, v, dropout_p=0.5, rng_state=torch.zeros(3, dtype=torch.int64)), "foveal.torch.attention: rng_state: i64.3.; expected i64.2."),
+    "a state of another shape": (lambda: attention(q, k, v, dropout_p=0.5, rng_state=torch.zeros(3, dtype=torch.int64)), "foveal.torch.attention: rng_state: i64.3. with strides .1.; expected i64.2."),
     "a state and a seed": (lambda: attention(q, k, v, dropout_p=0.5, seed=1, rng_state=STATE), "foveal.torch.attention: rng_state: found beside a seed or an offset"),
     "a state and an offset": (lambda: foveal.torch.Attention(dropout_p=0.5)(q, k, v, offset=1, rng_state=STATE), "foveal.torch.Attention: rng_state: found beside a seed or an offset"),
     "a state and a seed, arrays": (lambda: foveal.attention(*ARRAYS, dropout_p=0.5, seed=0, rng_state=STATE.numpy()), "foveal.attention: rng_state: found beside a seed or an offset"),
