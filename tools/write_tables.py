@@ -46,7 +46,7 @@ def support():
         origins[row["case"], row["contender"]] = f"{named(row['machine']).split(' (avx')[0]}, commit {built(row)}"
         if row["machine"].startswith("emulated"):
             emulated.add(row["contender"])
-    columns = sorted({target for cells in table.values() for target in cells} | {"cpu neonfhm"}, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
+    columns = sorted({target for cells in table.values() for target in cells}, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
     lines = ["| forward / backward | " + " | ".join(name + (" (emulated)" if name in emulated else "") for name in columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {feature} | " + " | ".join(cells.get(target, "not tried") for target in columns) + " |" for feature, cells in table.items()]
     return "\n".join(lines) + "\n\n" + "; ".join(dict.fromkeys(origins.values()))
