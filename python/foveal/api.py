@@ -290,7 +290,8 @@ class Plan:
     ) -> None:
         """Computes into the given outputs.
 
-        workspace: scratch memory; with it nothing is allocated on a GPU. None: allocated for this run (on the CPU the thread's own is used).
+        workspace: scratch memory of workspace_bytes or more, contiguous, aligned to 256 bytes and on q's device (as workspace() makes it); with it nothing
+            is allocated on a GPU. None: allocated for this run (on the CPU the thread's own is used).
         params: {name: array}, instead of the captured arrays.
         gradients: {name: array}, where the gradients of the planned parameters are written.
         tensors: by name, with the planned shapes, strides, dtypes and device: forward q, k, v, out and lse; backward q, k, v, out, lse, dout, dlse
