@@ -13,6 +13,7 @@
 #include "array.h"
 #include "background_compile.h"
 #include "base/check.h"
+#include "base/strided.h"
 #include "call.h"
 #include "cuda/jit/shipped.h"
 #include "module.h"
@@ -81,17 +82,11 @@ DropoutRng rng_of(std::uint64_t seed, std::uint64_t offset, nb::handle state) {
 void* workspace_of(nb::handle workspace, const Call& call) {
   if (workspace.is_none()) return nullptr;
   const TensorView view = view_of(workspace, "workspace");
-  std::size_t elements = 1;
-  bool contiguous = true;
-  for (std::size_t d = static_cast<std::size_t>(view.rank); d-- > 0;) {
-    contiguous = contiguous && (view.sizes[d] <= 1 || view.strides[d] == static_cast<std::int64_t>(elements));
-    elements *= static_cast<std::size_t>(view.sizes[d]);
-  }
-  FOVEAL_CHECK(contiguous, "workspace: strides ", base::shape_text(view.strides.data(), view.rank), "; expected contiguous memory");
-  const std::size_t bytes = elements * size_of(view.dtype), wanted = call.plan().workspace_bytes();
+  FOVEAL_CHECK(base::is_contiguous(view), "workspace: strides ", base::shape_text(view.strides.data(), view.rank),
+               "; expected contiguous memory");
+  const std::size_t bytes = static_cast<std::size_t>(view.numel()) * size_of(view.dtype), wanted = call.plan().workspace_bytes();
   FOVEAL_CHECK(bytes >= wanted, "workspace: ", bytes, " bytes; expected ", wanted, " or more (Plan.workspace_bytes)");
-  const Device device = call.tensors()[slots::q].device;
-  FOVEAL_CHECK(view.device == device, "workspace: on another device than q");
+  FOVEAL_CHECK(view.device == call.tensors()[slots::q].device, "workspace: on another device than q");
   return view.data;
 }
 

@@ -70,6 +70,17 @@ inline void make_contiguous(TensorView& view) {
   }
 }
 
+/// Whether the elements lie one after the other in row-major order.
+inline bool is_contiguous(const TensorView& view) {
+  std::int64_t stride = 1;
+  for (int d = view.rank - 1; d >= 0; --d) {
+    const auto n = static_cast<std::size_t>(d);
+    if (view.sizes[n] != 1 && view.strides[n] != stride) return false;
+    stride *= view.sizes[n];
+  }
+  return true;
+}
+
 /// A contiguous view of other memory, of the same sizes and device.
 inline TensorView contiguous_like(const TensorView& like, void* data, DType dtype) {
   TensorView view = like;

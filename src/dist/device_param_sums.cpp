@@ -57,15 +57,8 @@ void DeviceParamSums::reduce_and_write() {
 /// Contiguous values to a tensor of up to four dimensions, or of any number where it is contiguous.
 void DeviceParamSums::write(Rows from, const TensorView& to) {
   std::int64_t sizes[4] = {1, 1, 1, 1}, strides[4] = {0, 0, 0, 1};
-  std::int64_t contiguous = 1;
-  bool is_contiguous = true;
-  for (int d = to.rank - 1; d >= 0; --d) {
-    const auto at = static_cast<std::size_t>(d);
-    is_contiguous = is_contiguous && (to.sizes[at] == 1 || to.strides[at] == contiguous);
-    contiguous *= to.sizes[at];
-  }
-  if (is_contiguous) {
-    sizes[3] = contiguous;
+  if (base::is_contiguous(to)) {
+    sizes[3] = to.numel();
   } else {
     if (to.rank > 4)
       base::fail(ErrorCode::unsupported, "dparams: a gradient of rank ", to.rank,
