@@ -156,7 +156,7 @@ int main(void) {
   wrong_state.dtype = FOVEAL_I32;
   forward.dropout_state = &wrong_state;
   CHECK(foveal_plan_run(none, &forward, drop_scratch, NULL) == FOVEAL_INVALID_ARGUMENT);
-  CHECK(strstr(foveal_last_error(), "dropout_state: i32[2]; expected i64[2]") == foveal_last_error());
+  CHECK(strstr(foveal_last_error(), "dropout_state: i32[2] with strides [1]; expected i64[2], contiguous") == foveal_last_error());
   foveal_plan_destroy(none), free(drop_scratch);
   forward.dropout_state = NULL;
   forward.dropout_seed = forward.dropout_offset = 0;
