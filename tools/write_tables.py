@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from foveal_bench.__main__ import VERBS  # noqa: E402
 from foveal_bench.case import parse  # noqa: E402
-from foveal_bench.report import markdown  # noqa: E402
+from foveal_bench.report import results_page  # noqa: E402
 from foveal_bench.results import FIELDS, SUITES, built, geomean, load  # noqa: E402
 
 
@@ -557,7 +557,7 @@ RESULTS = "docs/report/results.md"
 
 def all_results(text):
     """The page of `foveal-bench report`, whose pictures only that command draws."""
-    return markdown(rows_of("*"), [line for line in text.splitlines() if line.startswith("![")])
+    return results_page(rows_of("*"), [line for line in text.splitlines() if line.startswith("![")])
 
 
 def main():

@@ -10,7 +10,6 @@ import argparse
 import base64
 import html
 import pathlib
-import re
 from typing import Any
 
 from . import plots
@@ -20,27 +19,12 @@ from .tables import summary, tables
 _HOW = "Each suite ran in one process, contenders interleaved, every answer checked before it was timed; geometric means over the cases."
 
 
-def _page(markdown: str, figures: list[tuple[str, pathlib.Path]]) -> str:
-    """One HTML file that needs nothing else: the plots inline, then the tables."""
-    body, table = [], False
-    for line in markdown.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else None
-        if cells and set("".join(cells)) <= {"-"} and "" not in cells:
-            continue
-        if cells and not table:
-            body.append("<table>")
-        if not cells and table:
-            body.append("</table>")
-        if cells:
-            tag = "td" if table else "th"
-            body.append("<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>")
-        elif line:
-            text = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", re.sub(r"`(.+?)`", r"<code>\1</code>", html.escape(line)))
-            body.append(f"<p>{text}</p>")
-        table = cells is not None
-    if table:
-        body.append("</table>")
-    first_table = body.index("</table>") + 1
+def _page(text: str, figures: list[tuple[str, pathlib.Path]]) -> str:
+    """One HTML file that needs nothing else: the first table, the plots inline, the other tables."""
+    import markdown  # only here: tools/write_tables.py needs nothing but Python
+
+    body = markdown.markdown(text, extensions=["tables"])
+    end = body.index("</table>") + len("</table>")
     images = []
     for title, path in figures:
         data = base64.b64encode(path.read_bytes()).decode()
@@ -50,10 +34,10 @@ def _page(markdown: str, figures: list[tuple[str, pathlib.Path]]) -> str:
         "td,th{padding:2px 9px;border:1px solid #ccc}img{max-width:100%}"
     )
     head = f"<!doctype html><meta charset=utf-8><link rel=icon href='data:,'><title>foveal beside its rivals</title><style>{style}</style><h1>foveal beside its rivals</h1>"
-    return "\n".join([head, *body[:first_table], *images, *body[first_table:]]) + "\n"
+    return "\n".join([head, body[:end], *images, body[end:]]) + "\n"
 
 
-def markdown(rows: list[dict[str, Any]], pictures: list[str]) -> str:
+def results_page(rows: list[dict[str, Any]], pictures: list[str]) -> str:
     text = "\n".join(pictures)
     return f"# foveal beside others\n\n{_HOW}\n\n{summary(rows)}\n\n{text}\n\n{tables(rows)}"
 
@@ -69,6 +53,6 @@ def main(options: argparse.Namespace) -> None:
     output.mkdir(parents=True, exist_ok=True)
     figures = plots.draw(rows, output)
     pictures = [f"![{title}]({path.name})" for title, path in figures if path.name.startswith(("models", "ratio", "scores"))]
-    (output / "results.md").write_text(markdown(rows, pictures))
+    (output / "results.md").write_text(results_page(rows, pictures))
     (output / "index.html").write_text(_page(f"{summary(rows)}\n\n{tables(rows)}", figures))
     print(f"wrote {output}/results.md, index.html and {len(figures)} plots (PNG and SVG)")
