@@ -3,7 +3,7 @@
     foveal check --suite bench/suites/llmc.txt --json report.json && foveal-bench keep checks report.json --made-by "foveal check --suite bench/suites/llmc.txt"
     foveal-bench keep errors report.json     build/release/tests/fuzz/fuzz_errors FIRST_SEED SECONDS report.json
     foveal-bench keep programs report.json   ./dev programs SEED SECONDS report.json
-    foveal-bench keep programs-gpu report.json    build/release/tests/cuda/gpu_conformance --programs N --seed S --out report.json
+    foveal-bench keep programs-gpu report.json    build/release/tests/cuda/gpu_conformance check --programs N --seed S --out report.json
     foveal-bench keep soak report.json       ./dev soak MINUTES SEED report.json [--device cuda]
     foveal-bench keep first-call-gpu out     FOVEAL_CACHE_DIR=$(mktemp -d) build/release/tests/cuda/first_call "bf16 b4 h16 q4096 d64" > out
     foveal support > table && foveal-bench keep support table                                     what this machine's targets take, and those for GPUs

@@ -80,7 +80,7 @@ SUITES = {
     "llmc": "training steps of llm.c (`llmc`)",
     "checks": "suites against the reference (`keep`, foveal check --json)", "errors": "errors of random problems over their bounds (`keep`, fuzz_errors)",
     "programs": "random programs against an evaluator (`keep`, fuzz_programs)",
-    "programs-gpu": "random programs on a GPU (`keep`, gpu_conformance --programs)", "soak": "random training steps (`keep`, soak)", "fuzz": "libFuzzer (tools/fuzz.py)",
+    "programs-gpu": "random programs on a GPU (`keep`, gpu_conformance check --programs)", "soak": "random training steps (`keep`, soak)", "fuzz": "libFuzzer (tools/fuzz.py)",
     "support": "what a target takes (`keep`, foveal support)", "architectures": "portable kernels, compiled for each GPU (`keep`, cuda_architectures)",
     "variants": "kernels before and after a change, or several designs of one (docs/lab/gpu-experiments.md)",
 }  # fmt: skip

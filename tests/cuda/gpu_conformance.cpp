@@ -1,81 +1,57 @@
-// Problem lines on the GPU, judged by the tolerance rule; needs a device, so it is a program and not a unit test.
-//
-//   gpu_conformance --check FILE [--fuzz N] [--threads T] [--target NAME] --out report.json      every line of FILE (and N random ones)
-//   gpu_conformance --repeat FILE --runs N --out repeat.json                                     are N runs of each line the same bits?
-//   gpu_conformance --time FILE --out times.json                                                 milliseconds of each line
-//   gpu_conformance --catalogue bf16,f32 ...                                                     rows of the catalogue, both passes
-//   gpu_conformance --programs N [--seed S] ...                                                  N random programs (random_program.h), from S on
-//
-// `--seconds N` begins no check after N seconds. The report is written again every second: when the program is ended, too, it says what passed, what failed (which is
-// printed at once), and what did not end ("under way") or begin ("not run").
+// Problem lines on a GPU, by the tolerance rule, again and again, or by the clock. Needs a device, so it is a program and not a unit test.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/check.h"
 #include "catalogue/catalogue.h"
 #include "check/check.h"
-#include "check/device_case.h"
-#include "cuda/cuda_memory.h"
 #include "cuda/jit/driver.h"
 #include "cuda/jit/nvrtc.h"
-#include "plan/flops.h"
-#include "problem/case_data.h"
+#include "on_gpu.h"
 #include "problem/random_line.h"
 #include "random_program.h"
 
 using namespace foveal;
 using nlohmann::json;
+using test::OnGpu;
 using Clock = std::chrono::steady_clock;
 
 namespace {
 
 struct Options {
-  std::string check, repeat, time, out, target;
-  std::vector<std::string> catalogue;
-  int fuzz = 0, programs = 0, seed = 0, threads = 4, runs = 100;
+  std::vector<std::string> files, catalogue;
+  std::string out, target;
+  int random = 0, programs = 0, seed = 0, threads = 4, runs = 100;
   double seconds = 1e9;
 };
 
-Options parse_options(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i], value = argv[i + 1];
-    if (name == "--check") options.check = value;
-    if (name == "--time") options.time = value;
-    if (name == "--repeat") options.repeat = value;
-    if (name == "--runs") options.runs = std::atoi(value.c_str());
-    if (name == "--out") options.out = value;
-    if (name == "--target") options.target = value;
-    if (name == "--seconds") options.seconds = std::atof(value.c_str());
-    if (name == "--fuzz") options.fuzz = std::atoi(value.c_str());
-    if (name == "--programs") options.programs = std::atoi(value.c_str());
-    if (name == "--seed") options.seed = std::atoi(value.c_str());
-    if (name == "--threads") options.threads = std::atoi(value.c_str());
-    if (name == "--catalogue") {
-      std::istringstream names(value);
-      for (std::string dtype; std::getline(names, dtype, ',');) options.catalogue.push_back(dtype);
-    }
-  }
-  return options;
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+std::string read(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
 }
 
-std::vector<std::string> read_lines(const std::string& path) {
-  std::vector<std::string> lines;
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);)
-    if (!line.empty() && line[0] != '#') lines.push_back(line);
+/// The lines of all files.
+std::vector<problem::Line> lines_of(const Options& options) {
+  std::vector<problem::Line> lines;
+  for (const std::string& file : options.files) {
+    std::istringstream in(read(file));
+    for (std::string text; std::getline(in, text);)
+      if (!text.empty() && text[0] != '#') lines.push_back(problem::parse_line(text));
+  }
   return lines;
 }
 
@@ -86,25 +62,79 @@ problem::Line on_gpu(problem::Line line, const std::string& target) {
   return line;
 }
 
+/// What was found about each line. The file is written again every second and at the end, so that a run that is ended says how far it came.
+class Report {
+ public:
+  Report(std::string kind, const std::string& path, std::vector<std::string> command) : kind_(std::move(kind)), path_(path) {
+    report_ = {{"device", cuda::driver::device_facts(0).name}, {"nvrtc", cuda::jit::nvrtc_identity()}, {"command", std::move(command)}};
+  }
+
+  void begin(const std::vector<problem::Line>& lines) {
+    for (const problem::Line& line : lines) results_.push_back({{"line", problem::to_string(line)}, {"status", "not run"}});
+  }
+  void put(std::size_t i, const json& result) {
+    const std::lock_guard lock(mutex_);
+    results_[i].update(result);
+    const std::string status = results_[i]["status"];
+    if (status == "fail" || status == "error" || status == "differs") {
+      std::printf("%s: %s\n    %s\n", status.c_str(), results_[i]["line"].get<std::string>().c_str(),
+                  results_[i].value("failure", "").substr(0, 600).c_str());
+      std::fflush(stdout);
+    }
+    if (seconds_since(saved_) >= 1) save();
+  }
+  /// Prints how many lines ended how. Did none fail?
+  bool end() {
+    save();
+    const auto counted = counts();
+    for (const auto& [status, count] : counted) std::printf("%s: %d\n", status.c_str(), count);
+    return !counted.contains("fail") && !counted.contains("error") && !counted.contains("differs") && !counted.contains("invalid");
+  }
+
+ private:
+  std::map<std::string, int> counts() const {
+    std::map<std::string, int> counted;
+    for (const json& result : results_) ++counted[result["status"]];
+    return counted;
+  }
+  void save() {
+    saved_ = Clock::now();
+    if (path_.empty()) return;
+    report_[kind_] = {{"counts", counts()}, {"results", results_}};
+    std::ofstream(path_ + ".unfinished") << report_.dump(1) << "\n";
+    std::filesystem::rename(path_ + ".unfinished", path_);
+  }
+
+  std::string kind_, path_;
+  json report_;
+  std::vector<json> results_;
+  std::mutex mutex_;
+  Clock::time_point saved_ = Clock::now();
+};
+
+/// What `fn` finds, or the error that it throws.
+template <class Fn>
+json attempt(Fn&& fn) {
+  try {
+    return fn();
+  } catch (const Error& error) {
+    return {{"status", error.code() == ErrorCode::invalid_argument ? "invalid" : "error"}, {"failure", error.what()}};
+  } catch (const std::exception& error) {
+    return {{"status", "error"}, {"failure", error.what()}};
+  }
+}
+
 json check_one(const problem::Line& line) {
   const auto begin = Clock::now();
-  json result{{"line", problem::to_string(line)}};
-  try {
+  json result = attempt([&] {
     const check::Report report = check::check_line(line);
-    result["kernel"] = report.kernel;
-    result["status"] = report.refused ? "refused" : report.pass ? "pass" : "fail";
-    if (!report.failure.empty()) result["failure"] = report.failure;
-    for (const check::TensorReport& tensor : report.tensors) {
-      result["tensors"][tensor.name] = {{"max_error", tensor.max_error}, {"max_bound", tensor.max_bound}, {"row_ratio", tensor.row_ratio}};
-    }
-  } catch (const Error& error) {
-    result["status"] = error.code() == ErrorCode::invalid_argument ? "invalid" : "error";
-    result["failure"] = error.what();
-  } catch (const std::exception& error) {
-    result["status"] = "error";
-    result["failure"] = error.what();
-  }
-  result["seconds"] = std::chrono::duration<double>(Clock::now() - begin).count();
+    json found{{"kernel", report.kernel}, {"status", report.refused ? "refused" : report.pass ? "pass" : "fail"}};
+    if (!report.failure.empty()) found["failure"] = report.failure;
+    for (const check::TensorReport& tensor : report.tensors)
+      found["tensors"][tensor.name] = {{"max_error", tensor.max_error}, {"max_bound", tensor.max_bound}, {"row_ratio", tensor.row_ratio}};
+    return found;
+  });
+  result["seconds"] = seconds_since(begin);
   return result;
 }
 
@@ -121,207 +151,132 @@ json check_program(const problem::Line& line) {
   return result;
 }
 
-/// Runs `count` tasks on some threads; the CPU side of each (exact results) is the long part.
-template <class Fn>
-void on_threads(int threads, std::size_t count, Fn&& fn) {
-  std::atomic<std::size_t> next{0};
-  std::vector<std::thread> pool;
-  for (int t = 0; t < threads; ++t) {
-    pool.emplace_back([&] {
-      for (std::size_t i; (i = next++) < count;) fn(i);
-    });
+std::vector<problem::Line> catalogue_lines(const std::vector<std::string>& dtypes) {
+  std::vector<problem::Line> lines;
+  const auto add = [&](const std::string& dtype, const auto& rows) {
+    for (const catalogue::Row& row : rows) {
+      const std::string text = dtype + " " + row.text;
+      const bool backward_only = text.find(" grad") != std::string::npos || text.find(" dlse") != std::string::npos;
+      if (!backward_only) lines.push_back(problem::parse_line("forward " + text));
+      lines.push_back(problem::parse_line("backward " + text));
+    }
+  };
+  for (const std::string& dtype : dtypes) add(dtype, catalogue::scores), add(dtype, catalogue::learnable), add(dtype, catalogue::masks);
+  return lines;
+}
+
+/// On several threads: the reference on the CPU is the long part.
+void check_all(const Options& options, std::vector<problem::Line> lines, Report& report) {
+  for (problem::Line& line : catalogue_lines(options.catalogue)) lines.push_back(std::move(line));
+  for (int i = 0; i < options.random; ++i) {
+    base::Random random(77000 + static_cast<std::uint64_t>(i));
+    lines.push_back(problem::random_line(random));
   }
+  const std::size_t first_program = lines.size();
+  for (int i = 0; i < options.programs; ++i) lines.push_back(test::random_program(static_cast<unsigned>(options.seed + i)));
+  for (problem::Line& line : lines) line = on_gpu(std::move(line), options.target);
+  report.begin(lines);
+  set_num_threads(1);
+  const auto begin = Clock::now();
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t i; (i = next++) < lines.size() && seconds_since(begin) < options.seconds;) {
+      report.put(i, {{"status", "under way"}});
+      report.put(i, i < first_program ? check_one(lines[i]) : check_program(lines[i]));
+    }
+  };
+  std::vector<std::thread> pool;
+  for (int t = 0; t < options.threads; ++t) pool.emplace_back(work);
   for (std::thread& thread : pool) thread.join();
 }
 
-json summary(const std::vector<json>& results) {
-  std::map<std::string, int> counts;
-  for (const json& result : results) ++counts[result["status"]];
-  return {{"counts", counts}, {"results", results}};
-}
-
-/// save: writes a report, to be called by one thread at a time.
-json check_all(const Options& options, const std::function<void(const json&)>& save) {
-  std::vector<problem::Line> lines;
-  if (!options.check.empty())
-    for (const std::string& text : read_lines(options.check)) lines.push_back(on_gpu(problem::parse_line(text), options.target));
-  for (const std::string& dtype : options.catalogue) {
-    const auto add = [&](const catalogue::Row& row) {
-      const std::string text = row.text;
-      const bool backward_only = text.find(" grad") != std::string::npos || text.find(" dlse") != std::string::npos;
-      for (const char* pass : {"forward ", "backward "}) {
-        if (backward_only && pass[0] == 'f') continue;
-        lines.push_back(on_gpu(problem::parse_line(pass + dtype + " " + text), options.target));
-      }
-    };
-    for (const auto& row : catalogue::scores) add(row);
-    for (const auto& row : catalogue::learnable) add(row);
-    for (const auto& row : catalogue::masks) add(row);
+/// After each run all bytes of all tensors, gaps included, are those of the first.
+json repeat_one(const problem::Line& line, int runs) {
+  OnGpu gpu(line);
+  std::string first;
+  int different = 0;
+  for (int run = 0; run < runs; ++run) {
+    gpu.data.clear_outputs(line.pass);
+    gpu.device.upload();
+    // Given what its forward pass leaves: what terms of gradients are like decides how they are summed.
+    if (!gpu.is_forward()) gpu.run_forward();
+    gpu.run();
+    const std::string bytes = gpu.bytes();
+    if (run == 0) first = bytes;
+    different += bytes != first;
   }
-  for (int i = 0; i < options.fuzz; ++i) {
-    base::Random random(77000 + static_cast<std::uint64_t>(i));
-    lines.push_back(on_gpu(problem::random_line(random), options.target));
-  }
-  const std::size_t first_program = lines.size();
-  for (int i = 0; i < options.programs; ++i)
-    lines.push_back(on_gpu(test::random_program(static_cast<unsigned>(options.seed + i)), options.target));
-  set_num_threads(1);
-  std::vector<json> results;
-  for (const problem::Line& line : lines) results.push_back({{"line", problem::to_string(line)}, {"status", "not run"}});
-  std::mutex mutex;
-  const auto begin = Clock::now();
-  auto saved = begin;
-  const auto put = [&](std::size_t i, const json& result) {
-    const std::lock_guard lock(mutex);
-    results[i] = result;
-    if (result["status"] == "fail" || result["status"] == "error") {
-      std::printf("%s: %s\n    %s\n", result["status"].get<std::string>().c_str(), result["line"].get<std::string>().c_str(),
-                  result["failure"].get<std::string>().substr(0, 600).c_str());
-      std::fflush(stdout);
-    }
-    if (Clock::now() - saved < std::chrono::seconds(1)) return;
-    save(summary(results));
-    saved = Clock::now();
-  };
-  on_threads(options.threads, lines.size(), [&](std::size_t i) {
-    if (std::chrono::duration<double>(Clock::now() - begin).count() >= options.seconds) return;
-    put(i, {{"line", problem::to_string(lines[i])}, {"status", "under way"}});
-    put(i, i < first_program ? check_one(lines[i]) : check_program(lines[i]));
-  });
-  const json found = summary(results);
-  for (const auto& [status, count] : found["counts"].items()) std::printf("%s: %d\n", status.c_str(), count.get<int>());
+  json found{{"kernel", gpu.plan.kernel()}, {"runs", runs}, {"different_from_the_first", different}, {"status", "same"}};
+  if (different > 0) found["status"] = "differs", found["failure"] = base::join(different, " of ", runs, " runs");
   return found;
 }
 
-/// A backward pass is given out and lse of its forward pass: what terms of gradients are like decides how they are summed.
-void run_forward(const problem::Line& line, const check::DeviceCase& on_device) {
-  const Plan plan = foveal::plan(line.attention, on_device.forward_inputs(), on_device.forward_outputs(), line.options);
-  const auto workspace = std::shared_ptr<void>(cuda::cuda_memory(0).allocate(std::max<std::size_t>(1, plan.workspace_bytes())),
-                                               [](void* memory) { cuda::cuda_memory(0).release(memory); });
-  plan.run(on_device.forward_inputs(), on_device.forward_outputs(), workspace.get());
-  cuda::cuda_memory(0).synchronize({});
-}
-
-/// Runs a line again and again; after each run all bytes of all tensors, gaps included, are those of the first.
-json repeat_one(const problem::Line& line, int runs) {
-  json result{{"line", problem::to_string(line)}, {"runs", runs}};
-  try {
-    problem::CaseData data(line);
-    check::DeviceCase on_device(data);
-    const bool forward = line.pass == Pass::forward;
-    const Plan plan = forward ? foveal::plan(line.attention, on_device.forward_inputs(), on_device.forward_outputs(), line.options)
-                              : foveal::plan(line.attention, on_device.backward_inputs(), on_device.backward_outputs(), line.options);
-    const auto workspace = std::shared_ptr<void>(cuda::cuda_memory(0).allocate(std::max<std::size_t>(1, plan.workspace_bytes())),
-                                                 [](void* memory) { cuda::cuda_memory(0).release(memory); });
-    std::string first;
-    int different = 0;
-    for (int run = 0; run < runs; ++run) {
-      data.clear_outputs(line.pass);
-      on_device.upload();
-      if (!forward) run_forward(line, on_device);
-      if (forward)
-        plan.run(on_device.forward_inputs(), on_device.forward_outputs(), workspace.get());
-      else
-        plan.run(on_device.backward_inputs(), on_device.backward_outputs(), workspace.get());
-      on_device.download();
-      std::string bytes;
-      for (const auto& [name, block] : data.blocks()) bytes.append(reinterpret_cast<const char*>(block.bytes.get()), block.size);
-      if (run == 0)
-        first = std::move(bytes);
-      else
-        different += bytes != first;
-    }
-    result["kernel"] = plan.kernel();
-    result["different_from_the_first"] = different;
-    std::printf("%d of %d runs differ: %s\n", different, runs, result["line"].get<std::string>().c_str());
-  } catch (const std::exception& error) {
-    result["failure"] = error.what();
-    std::printf("error: %s\n    %s\n", result["line"].get<std::string>().c_str(), std::string(error.what()).substr(0, 600).c_str());
-  }
-  std::fflush(stdout);
-  return result;
-}
-
 json time_one(const problem::Line& line) {
-  json result{{"line", problem::to_string(line)}};
-  try {
-    problem::CaseData data(line);
-    check::DeviceCase on_device(data);
-    on_device.upload();
-    planning::DeviceMemory& memory = cuda::cuda_memory(0);
-    const auto begin_plan = Clock::now();
-    const bool forward = line.pass == Pass::forward;
-    const Plan plan = forward ? foveal::plan(line.attention, on_device.forward_inputs(), on_device.forward_outputs(), line.options)
-                              : foveal::plan(line.attention, on_device.backward_inputs(), on_device.backward_outputs(), line.options);
-    result["plan_seconds"] = std::chrono::duration<double>(Clock::now() - begin_plan).count();
-    if (!forward) run_forward(line, on_device);
-    void* workspace = memory.allocate(plan.workspace_bytes());
-    const auto run = [&] {
-      if (forward)
-        plan.run(on_device.forward_inputs(), on_device.forward_outputs(), workspace);
-      else
-        plan.run(on_device.backward_inputs(), on_device.backward_outputs(), workspace);
-    };
-    const auto time_of = [&](int runs) {
-      const auto begin = Clock::now();
-      for (int i = 0; i < runs; ++i) run();
-      memory.synchronize({});
-      return std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / runs;
-    };
-    time_of(3);
-    constexpr double wanted_ms = 4;  // of a sample: what it takes to wait for the device does not show
-    const int runs = std::clamp(static_cast<int>(wanted_ms / time_of(4)), 4, 200);
-    std::vector<double> times;
-    for (int sample = 0; sample < 7; ++sample) times.push_back(time_of(runs));
-    std::sort(times.begin(), times.end());
-    memory.release(workspace);
-    const Explanation explanation = plan.explain();
-    const double ms = times[times.size() / 2];
-    result["kernel"] = explanation.kernel;
-    result["ms"] = ms;
-    result["tflops_nominal"] = explanation.flops_nominal / ms * 1e-9;
-    result["details"] = explanation.details;
-    std::printf("%8.3f ms %7.1f TFLOP/s  plan %.2f s  %s\n", ms, explanation.flops_nominal / ms * 1e-9,
-                result["plan_seconds"].get<double>(), result["line"].get<std::string>().c_str());
-  } catch (const std::exception& error) {
-    result["failure"] = error.what();
-    std::printf("error: %s\n    %s\n", result["line"].get<std::string>().c_str(), std::string(error.what()).substr(0, 600).c_str());
-  }
+  const auto begin_plan = Clock::now();
+  OnGpu gpu(line);
+  const double plan_seconds = seconds_since(begin_plan);
+  if (!gpu.is_forward()) gpu.run_forward();
+  const auto milliseconds = [&](int runs) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < runs; ++i) gpu.run();
+    gpu.memory.synchronize({});
+    return 1e3 * seconds_since(begin) / runs;
+  };
+  milliseconds(3);
+  constexpr double wanted_ms = 4;  // of a sample: what it takes to wait for the device does not show
+  const int runs = std::clamp(static_cast<int>(wanted_ms / milliseconds(4)), 4, 200);
+  std::vector<double> times;
+  for (int sample = 0; sample < 7; ++sample) times.push_back(milliseconds(runs));
+  std::sort(times.begin(), times.end());
+  const Explanation explanation = gpu.plan.explain();
+  const double ms = times[times.size() / 2], tflops = explanation.flops_nominal / ms * 1e-9;
+  std::printf("%8.3f ms %7.1f TFLOP/s  ready in %.2f s  %s\n", ms, tflops, plan_seconds, problem::to_string(line).c_str());
   std::fflush(stdout);
-  return result;
+  return {{"status", "timed"},        {"kernel", explanation.kernel},  {"ms", ms},
+          {"tflops_nominal", tflops}, {"ready_seconds", plan_seconds}, {"details", explanation.details}};
+}
+
+/// one(line) for each line, one after the other.
+template <class Fn>
+void in_turn(const Options& options, std::vector<problem::Line> lines, Report& report, Fn&& one) {
+  for (problem::Line& line : lines) line = on_gpu(std::move(line), options.target);
+  report.begin(lines);
+  for (std::size_t i = 0; i < lines.size(); ++i) report.put(i, attempt([&] { return one(lines[i]); }));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Options options = parse_options(argc, argv);
-  json report;
-  if (!cuda::driver::unavailable().empty()) {
-    std::printf("%s\n", cuda::driver::unavailable().c_str());
-    return 1;
-  }
-  report["device"] = cuda::driver::device_facts(0).name;
-  report["nvrtc"] = cuda::jit::nvrtc_identity();
-  for (int i = 1; i < argc; ++i) report["command"].push_back(argv[i]);
-  const auto save = [&] {
-    if (options.out.empty()) return;
-    std::ofstream(options.out + ".unfinished") << report.dump(1) << "\n";
-    std::filesystem::rename(options.out + ".unfinished", options.out);
+  CLI::App app("Problem lines of files on the first GPU. Exit code 1: one failed.", "gpu_conformance");
+  app.require_subcommand(1);
+  Options options;
+  const auto verb = [&](const char* name, const char* what, bool needs_files) {
+    CLI::App* command = app.add_subcommand(name, what);
+    CLI::Option* files =
+        command->add_option("FILE", options.files, "problem lines, one each; # begins a comment")->check(CLI::ExistingFile);
+    if (needs_files) files->required();
+    command->add_option("--out", options.out, "report as JSON, written again every second");
+    command->add_option("--target", options.target, "kernels of this architecture, such as sm80; default: those that plans choose");
+    return command;
   };
-  if (!options.check.empty() || options.fuzz > 0 || options.programs > 0 || !options.catalogue.empty()) {
-    report["check"] = check_all(options, [&](const json& so_far) {
-      report["check"] = so_far;
-      save();
-    });
+  CLI::App* check = verb("check", "Compare each line with the fp64 reference by the tolerance rule", false);
+  check->add_option("--catalogue", options.catalogue, "also every row of the catalogue, both passes, in these types")->delimiter(',');
+  check->add_option("--random", options.random, "also so many random problems")->check(CLI::NonNegativeNumber);
+  check->add_option("--programs", options.programs, "also so many random programs")->check(CLI::NonNegativeNumber);
+  check->add_option("--seed", options.seed, "of the first of these programs");
+  check->add_option("--threads", options.threads, "that compute references")->check(CLI::PositiveNumber)->capture_default_str();
+  check->add_option("--seconds", options.seconds, "no line begins later; those are \"not run\"")->check(CLI::NonNegativeNumber);
+  CLI::App* repeat = verb("repeat", "Run each line many times: are the bits the same?", true);
+  repeat->add_option("--runs", options.runs, "of each line")->check(CLI::Range(2, 1 << 20))->capture_default_str();
+  CLI::App* time = verb("time", "Time each line", true);
+  CLI11_PARSE(app, argc, argv);
+  if (!cuda::driver::unavailable().empty()) {
+    std::fprintf(stderr, "gpu_conformance: %s\n", cuda::driver::unavailable().c_str());
+    return 3;
   }
-  if (!options.repeat.empty()) {
-    for (const std::string& text : read_lines(options.repeat))
-      report["repeat"].push_back(repeat_one(on_gpu(problem::parse_line(text), options.target), options.runs)), save();
-  }
-  if (!options.time.empty()) {
-    for (const std::string& text : read_lines(options.time))
-      report["time"].push_back(time_one(on_gpu(problem::parse_line(text), options.target))), save();
-  }
-  save();
-  return 0;
+  const std::vector<problem::Line> lines = lines_of(options);
+  Report report(app.get_subcommands().front()->get_name(), options.out, {argv + 1, argv + argc});
+  if (*check) check_all(options, lines, report);
+  if (*repeat) in_turn(options, lines, report, [&](const problem::Line& line) { return repeat_one(line, options.runs); });
+  if (*time) in_turn(options, lines, report, time_one);
+  return report.end() ? 0 : 1;
 }

@@ -10,13 +10,12 @@
 
 #include "api/gradient_sum.h"
 #include "check/check.h"
-#include "check/device_case.h"
-#include "cuda/cuda_memory.h"
 #include "cuda/jit/driver.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/record/recording.h"
 #include "emitted_program.h"
 #include "nvrtc_here.h"
+#include "on_gpu.h"
 #include "problem/case_data.h"
 #include "problem/line_problem.h"
 
@@ -32,43 +31,7 @@ class Gpu : public test::NeedsNvrtc {
   }
 };
 
-struct OnGpu {
-  explicit OnGpu(const std::string& text, int ordinal = 0) : data(line_of(text, ordinal)), device(data), memory(cuda_memory(ordinal)) {
-    device.upload();
-    const problem::Line& line = data.line();
-    plan = line.pass == Pass::forward ? foveal::plan(line.attention, device.forward_inputs(), device.forward_outputs(), line.options)
-                                      : foveal::plan(line.attention, device.backward_inputs(), device.backward_outputs(), line.options);
-    workspace = memory.allocate(std::max<std::size_t>(plan.workspace_bytes(), 1));
-  }
-  ~OnGpu() { memory.release(workspace); }
-
-  static problem::Line line_of(const std::string& text, int ordinal = 0) {
-    problem::Line line = problem::parse_line(text);
-    line.device = {DeviceKind::cuda, ordinal};
-    line.options.backend = "cuda";
-    return line;
-  }
-  void run(Stream stream) const {
-    if (data.line().pass == Pass::forward) {
-      plan.run(device.forward_inputs(), device.forward_outputs(), workspace, stream);
-    } else {
-      plan.run(device.backward_inputs(), device.backward_outputs(), workspace, stream);
-    }
-  }
-  /// All bytes of all tensors.
-  std::string bytes() {
-    device.download();
-    std::string all;
-    for (const auto& [name, block] : data.blocks()) all.append(reinterpret_cast<const char*>(block.bytes.get()), block.size);
-    return all;
-  }
-
-  problem::CaseData data;
-  check::DeviceCase device;
-  planning::DeviceMemory& memory;
-  Plan plan;
-  void* workspace = nullptr;
-};
+using test::OnGpu;
 
 /// Only Hopper has kernels of its own.
 void expect_kernel(const OnGpu& gpu, const std::string& kernel) {
@@ -129,12 +92,12 @@ TEST_F(Gpu, RunsAreBitwiseEqual) {
   for (const auto& [kernel, line] : lines) {
     OnGpu gpu(line);
     expect_kernel(gpu, kernel);
-    gpu.run({});
+    gpu.run();
     const std::string first = gpu.bytes();
     for (int i = 0; i < 100; ++i) {
       gpu.data.clear_outputs(gpu.data.line().pass);
       gpu.device.upload();
-      gpu.run({});
+      gpu.run();
       ASSERT_TRUE(gpu.bytes() == first) << line << " run " << i;
     }
   }
@@ -157,7 +120,7 @@ TEST_F(Gpu, EmittedProgramsGiveTheSameBits) {
         reproducible_lines[4].second, reproducible_lines[5].second, kinds_of_runs[1].second, kinds_of_runs[3].second,
         kinds_of_runs[4].second, kinds_of_runs[5].second, backward_line}) {
     OnGpu planned(line), emitted(line);
-    planned.run({});
+    planned.run();
 
     const problem::Problem problem = problem::problem_of(emitted.data.line(), {DeviceKind::cuda, 0});
     test::EmittedProgram program(record(problem, arch, ""));
@@ -187,7 +150,7 @@ TEST_F(Gpu, EmittedProgramsGiveTheSameBits) {
     const driver::Current current(0);
     const Stream stream = new_stream();
     ASSERT_EQ(program.load(), 0) << line;
-    ASSERT_EQ(program.run(addresses, emitted.workspace, stream.handle), 0) << line;
+    ASSERT_EQ(program.run(addresses, emitted.workspace.data(), stream.handle), 0) << line;
     cuda_memory(0).synchronize(stream);
     EXPECT_TRUE(emitted.bytes() == planned.bytes()) << line;
     EXPECT_EQ(program.unload(), 0);
@@ -226,7 +189,7 @@ TEST_F(Gpu, CapturedIntoAGraph) {
   for (const auto& [kernel, line] : kinds_of_runs) {
     OnGpu eager(line), captured(line);
     expect_kernel(eager, kernel);
-    eager.run({});
+    eager.run();
     const driver::Current current(0);
     const Graph graph(captured, new_stream());
     graph.replay();
@@ -247,7 +210,7 @@ TEST_F(Gpu, AReplayedGraphDropsByTheNumbersOnTheDevice) {
       captured.memory.to_device(captured.device.forward_inputs().rng.state.data, words.data(), sizeof words);
       graph.replay();
       OnGpu eager(line + " dropout=0.3:" + std::to_string(number) + ":" + std::to_string(number + 1) + ":memory");
-      eager.run({});
+      eager.run();
       EXPECT_TRUE(captured.bytes() == eager.bytes()) << line << " " << number;
     }
   }
@@ -256,7 +219,7 @@ TEST_F(Gpu, AReplayedGraphDropsByTheNumbersOnTheDevice) {
 TEST_F(Gpu, ManyThreadsAndStreams) {
   for (const auto& [kernel, line] : kinds_of_runs) {
     OnGpu single(line);
-    single.run({});
+    single.run();
     const std::string expected = single.bytes();
     std::vector<std::thread> threads;
     std::vector<int> wrong(8, 0);
@@ -279,7 +242,7 @@ TEST_F(Gpu, EveryDeviceGivesTheSameBits) {
   if (devices < 2) GTEST_SKIP() << "one device";
   for (const auto& [kernel, line] : kinds_of_runs) {
     OnGpu first(line, 0);
-    first.run({});
+    first.run();
     const std::string expected = first.bytes();
     std::vector<std::thread> threads;
     std::vector<int> wrong(static_cast<std::size_t>(devices), 0);
@@ -302,8 +265,8 @@ TEST_F(Gpu, EveryDeviceGivesTheSameBits) {
       const driver::Current here(current);
       last.data.clear_outputs(last.data.line().pass);
       last.device.upload();
-      first.run({});
-      last.run({});
+      first.run();
+      last.run();
       EXPECT_TRUE(last.bytes() == expected) << line;
     }
   }
@@ -311,7 +274,7 @@ TEST_F(Gpu, EveryDeviceGivesTheSameBits) {
 
 TEST_F(Gpu, OneCallWithoutAPlan) {
   OnGpu planned(forward_line), direct(forward_line);
-  planned.run({});
+  planned.run();
   foveal::forward(direct.data.line().attention, direct.device.forward_inputs(), direct.device.forward_outputs());
   EXPECT_TRUE(planned.bytes() == direct.bytes());
 }
@@ -331,15 +294,8 @@ void fill_rows(OnGpu& gpu, const char* role, std::int64_t begin, std::int64_t en
 /// A pass and the forward pass before it, on what the tensors hold now.
 void run_all(OnGpu& gpu) {
   gpu.device.upload();
-  const problem::Line& line = gpu.data.line();
-  if (line.pass == Pass::backward) {
-    const Plan plan = foveal::plan(line.attention, gpu.device.forward_inputs(), gpu.device.forward_outputs(), line.options);
-    void* workspace = gpu.memory.allocate(std::max<std::size_t>(plan.workspace_bytes(), 1));
-    plan.run(gpu.device.forward_inputs(), gpu.device.forward_outputs(), workspace);
-    gpu.memory.synchronize({});
-    gpu.memory.release(workspace);
-  }
-  gpu.run({});
+  if (!gpu.is_forward()) gpu.run_forward();
+  gpu.run();
   gpu.device.download();
 }
 
@@ -452,7 +408,7 @@ TEST_F(Gpu, CheckedRunsNameTheFirstIndexThatLeavesItsParameter) {
          "parameter t: index 9 in dimension 0 at batch 0, head 0, q_idx 0, kv_idx 0; expected 0 to 4"}}) {
     const OnGpu gpu(line);
     try {
-      gpu.run({});
+      gpu.run();
       ADD_FAILURE() << line;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << line;
@@ -462,7 +418,7 @@ TEST_F(Gpu, CheckedRunsNameTheFirstIndexThatLeavesItsParameter) {
   const OnGpu inside(
       "forward bf16 b1 h2 q40 d16 checked mask=\"kv_idx < 30\" score=\"score + t[where(kv_idx == 33, n[0], 0)]\" param=\"t: real[5]\" "
       "param=\"n: integer[1] constant(7)\"");
-  EXPECT_NO_THROW(inside.run({}));  // the mask leaves no such pair
+  EXPECT_NO_THROW(inside.run());  // the mask leaves no such pair
 }
 
 }  // namespace

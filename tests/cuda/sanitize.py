@@ -17,7 +17,7 @@ import subprocess
 
 def output_of(tool, options):
     command = ["compute-sanitizer", "--tool", tool, "--print-limit", "20000"] + (["--racecheck-report", "all"] if tool == "racecheck" else [])
-    return subprocess.run(command + [options.conformance, "--check", options.lines, "--threads", "1"], capture_output=True, text=True).stdout
+    return subprocess.run(command + [options.conformance, "check", options.lines, "--threads", "1"], capture_output=True, text=True).stdout
 
 
 def hazards_of(text):

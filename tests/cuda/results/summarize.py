@@ -21,9 +21,9 @@ def condensed(report, commit):
                 row["failure"] = result["failure"]
             kept["lines"].append(row)
     if "repeat" in report:
-        kept["repeat"] = report["repeat"]
+        kept["repeat"] = report["repeat"]["results"]
     if "time" in report:
-        kept["times"] = [{"ms": round(t["ms"], 4), "kernel": t["kernel"], "line": t["line"]} for t in report["time"] if "ms" in t]
+        kept["times"] = [{"ms": round(t["ms"], 4), "kernel": t["kernel"], "line": t["line"]} for t in report["time"]["results"] if "ms" in t]
     return kept
 
 
