@@ -62,18 +62,10 @@ def cpu_name() -> str:
 
 
 def cache() -> str:
-    """The kernels on disk: how many and how large. Where the library looks for them: docs/environment.md."""
-    shared, home = os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME", "")
-    if os.environ.get("FOVEAL_CACHE_DIR") == "":
-        return "off (FOVEAL_CACHE_DIR is empty)"
-    if "FOVEAL_CACHE_DIR" in os.environ:
-        folder = pathlib.Path(os.environ["FOVEAL_CACHE_DIR"])
-    elif os.path.isabs(shared):
-        folder = pathlib.Path(shared, "foveal")
-    elif os.path.isabs(home):
-        folder = pathlib.Path(home, ".cache", "foveal")
-    else:
-        return "none (neither FOVEAL_CACHE_DIR nor an absolute path in XDG_CACHE_HOME or HOME)"
+    """The kernels on disk: how many and how large."""
+    if not (found := _core.cache_folder()):
+        return "off (FOVEAL_CACHE_DIR is empty)" if "FOVEAL_CACHE_DIR" in os.environ else "none (no absolute path in XDG_CACHE_HOME or HOME)"
+    folder = pathlib.Path(found)
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     return f"{folder}: {len(files)} files, {sum(path.stat().st_size for path in files) / 2**20:.1f} MiB"
 

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/strided.h"
 #include "call.h"
+#include "cuda/jit/disk_cache.h"
 #include "cuda/jit/shipped.h"
 #include "module.h"
 #include "program.h"
@@ -293,6 +294,7 @@ void bind_attention(nb::module_& m) {
         return nb::make_tuple(shipped.folder, shipped.count, shipped.compiler, shipped.unusable);
       },
       "(folder, how many, the NVRTC that compiled them, why they are not used or \"\"): GPU kernels that came with the library.");
+  m.def("cache_folder", &cuda::jit::cache_folder, "Where compiled GPU kernels are kept, \"\": nowhere.");
 }
 
 }  // namespace foveal::python

@@ -55,11 +55,11 @@ def test_lines_are_problems():
         assert not foveal.check(line + " backend=reference").failure, line
 
 
-def test_the_cache_is_where_the_library_has_it(monkeypatch, tmp_path):
+def test_the_cache_is_where_the_library_has_it(tmp_path):
     def said(**variables):
-        for name in ("FOVEAL_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
-            monkeypatch.setenv(name, variables[name]) if name in variables else monkeypatch.delenv(name, raising=False)
-        return main.cache()
+        other = {name: value for name, value in os.environ.items() if name not in ("FOVEAL_CACHE_DIR", "XDG_CACHE_HOME", "HOME")}
+        command = [sys.executable, "-c", "import foveal.__main__ as main; print(main.cache())"]
+        return subprocess.run(command, env={**other, **variables}, capture_output=True, text=True, check=True).stdout
 
     home, shared, own = str(tmp_path), str(tmp_path / "xdg"), str(tmp_path / "own")
     assert said(HOME=home).startswith(f"{home}/.cache/foveal: 0 files")
