@@ -138,7 +138,7 @@ class Found {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Options options(fuzz::Arguments(argc, argv));
+  const Options options(fuzz::Arguments(argc, argv, {"problems", "programs", "threads", "device"}));
   const auto begin = std::chrono::steady_clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { interrupted = 1; });

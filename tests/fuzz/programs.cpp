@@ -19,6 +19,7 @@
 #include <map>
 #include <utility>
 
+#include "arguments.h"
 #include "foveal/foveal.h"
 #include "mask/block_mask.h"
 #include "score/dual.h"
@@ -468,8 +469,9 @@ volatile std::sig_atomic_t interrupted = 0;
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto first = std::strtoull(argc > 1 ? argv[1] : "1", nullptr, 10);
-  const double seconds = argc > 2 ? std::atof(argv[2]) : 10;
+  const foveal::fuzz::Arguments given(argc, argv);
+  const std::uint64_t first = given.first_seed();
+  const double seconds = given.limit(10);
   const auto begin = std::chrono::steady_clock::now();
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { interrupted = 1; });
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
@@ -487,8 +489,8 @@ int main(int argc, char** argv) {
     }
   }
   std::ofstream file;
-  if (argc > 3) file.open(argv[3]);
-  std::ostream& out = argc > 3 ? file : std::cout;
+  if (!given.file().empty()) file.open(given.file());
+  std::ostream& out = given.file().empty() ? std::cout : file;
   out << "{\"first_seed\": " << first << ", \"programs\": " << seed - first << ", \"seconds\": " << std::lround(elapsed())
       << ", \"findings\": " << findings << ", \"compared\": {";
   const char* separator = "";

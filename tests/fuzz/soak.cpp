@@ -168,7 +168,7 @@ struct Measured {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Options options(fuzz::Arguments(argc, argv));
+  const Options options(fuzz::Arguments(argc, argv, {"programs", "device"}));
   const std::uint64_t first = options.first;
   const double minutes = options.minutes;
   const auto begin = std::chrono::steady_clock::now();
