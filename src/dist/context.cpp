@@ -145,6 +145,20 @@ PassMemory::~PassMemory() {
   if (found != pass_memories().known.end() && found->second.expired()) pass_memories().known.erase(found);
 }
 
+/// One call of a transport's contexts at a time: two would mix up their messages.
+class Turn {
+ public:
+  explicit Turn(std::atomic_flag& taken) : taken_(taken) {
+    FOVEAL_CHECK(!taken_.test_and_set(), "context: a call while another one runs on another thread; expected one at a time");
+  }
+  ~Turn() { taken_.clear(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  std::atomic_flag& taken_;
+};
+
 /// That of the other attentions of the transport, while there are any.
 std::shared_ptr<PassMemory> pass_memory(const Transport& transport) {
   auto made = std::make_shared<PassMemory>(transport);
@@ -262,6 +276,7 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
                                    const std::vector<ParamBinding>& params, const ContextOptions& options) {
   FOVEAL_CHECK(transport != nullptr, "transport: null; expected one of thread_ranks(), mpi_world() or your own");
   fail_together(*transport, [&] { state_ = std::make_unique<State>(transport); });
+  const Turn turn(state_->memory->running);
   Context& c = state_->context;
   Agreement agreement;
   try {
@@ -396,20 +411,6 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
 }
 
 namespace {
-
-/// One call of a transport's contexts at a time: two would mix up their messages.
-class Turn {
- public:
-  explicit Turn(std::atomic_flag& taken) : taken_(taken) {
-    FOVEAL_CHECK(!taken_.test_and_set(), "context: a call while another one runs on another thread; expected one at a time");
-  }
-  ~Turn() { taken_.clear(); }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-
- private:
-  std::atomic_flag& taken_;
-};
 
 /// Strides of dimensions of size 1, which may be anything, become those of a contiguous tensor.
 void ignore_strides_of_ones(std::initializer_list<TensorView*> views) {

@@ -436,7 +436,15 @@ TEST(Dist, WrongCallsOfAContextAreRefused) {
     if (second.empty()) second = refusal_of([&] { run({.q = rows, .k = rows, .v = rows}); });
   };
   run({.q = rows, .k = rows, .v = rows});
-  EXPECT_EQ(second, "context: a call while another one runs on another thread; expected one at a time");
+  const std::string one_at_a_time = "context: a call while another one runs on another thread; expected one at a time";
+  EXPECT_EQ(second, one_at_a_time);
+  std::string made_meanwhile;
+  transport->gathering = [&] {
+    if (made_meanwhile.empty()) made_meanwhile = refusal_of([&] { ContextAttention(transport, {}, shapes); });
+  };
+  run({.q = rows, .k = rows, .v = rows});
+  EXPECT_EQ(made_meanwhile, one_at_a_time);
+  transport->gathering = {};
 
   ContextAttention other(std::move(attention));
   EXPECT_EQ(refusal_of([&] { run({.q = rows, .k = rows, .v = rows}); }),  // NOLINT(bugprone-use-after-move)

@@ -334,6 +334,10 @@ def test_wrong_calls_are_refused_on_every_rank():
         message(lambda: ft.context_parallel(dist.group.WORLD, 64, deal="pieces"))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64, head_groups=3))
+        message(lambda: context.shard(torch.arange(64)))
+        message(lambda: context.unshard(shards[0], -5))
+        message(lambda: context.shard([1, 2]))
+        message(lambda: ft.context_parallel(dist.group.WORLD, [64], seq_dim=0, head_groups=2, heads=(3, 3, 8)))
         torch.testing.assert_close(ft.attention(q, k, v), ft.attention(q, k, v))  # outside, tensors are whole again
         """
     )
@@ -345,6 +349,10 @@ def test_wrong_calls_are_refused_on_every_rank():
         assert "expected contiguous or zigzag" in lines[3]
         assert "leaves a rank of 2 without tokens; lower unit" in lines[4]
         assert "head_groups: 3; expected a number that divides the 2 ranks" in lines[5]
+        assert "shard: dim: 1 of a tensor [64]; expected a dimension of it" in lines[6]
+        assert "unshard: dim: -5 of a tensor [1, 32, 2, 8]; expected a dimension of it" in lines[7]
+        assert lines[8] == "TypeError shard: tensor: list; expected a torch.Tensor"
+        assert "head_groups: 2 with the 3 kv heads of heads=(3, 3, 8); expected a divisor of these" in lines[9]
 
 
 ERRORS = """
@@ -480,3 +488,77 @@ def test_errors_of_all_ranks_are_told_from_those_of_one():
             assert not refusals.are_of_all()
         """
     )
+
+
+def test_checkpointed_functions_run_again_in_their_context():
+    """Also when the backward pass begins after the context was left."""
+    run("""
+    from torch.distributed._composable import checkpoint as composable
+    from torch.utils.checkpoint import checkpoint
+    context = ft.context_parallel(dist.group.WORLD, 64, unit=8, threads=1)
+    whole, w, upstream = tensors(1, 64, 2, 16), torch.randn(16, 16), torch.randn(1, 64, 2, 16)
+    def attend(q, k, v):
+        return ft.attention(q @ w, k, v, None, "causal()", dropout_p=0.2, seed=3).sin()
+    class Module(torch.nn.Module):
+        def forward(self, *qkv):
+            return attend(*qkv)
+    want = torch.autograd.grad(attend(*whole), whole, upstream)
+    again = lambda function, reentrant: lambda *qkv: checkpoint(function, *qkv, use_reentrant=reentrant)
+    compiled = torch.compile(attend, backend="aot_eager")
+    ways = {
+        "plain": attend, "composable": Module(), "compiled inside": again(compiled, False), "compiled outside": torch.compile(again(attend, False), backend="aot_eager"),
+        "compiled inside reentrant": again(compiled, True), "reentrant": again(attend, True),
+        "nested": again(lambda *qkv: again(attend, False)(*qkv).neg().neg(), False), "nested in reentrant": again(again(attend, False), True),
+        "reentrant in nested": again(again(attend, True), False),
+    }
+    composable(ways["composable"])
+    for way, function in ways.items():
+        shards = [context.shard(t.detach()).requires_grad_() for t in whole]
+        with context:
+            out = function(*shards)
+        out.backward(context.shard(upstream))
+        for shard, gradient in zip(shards, want):
+            torch.testing.assert_close(shard.grad, context.shard(gradient), atol=1e-4, rtol=1e-4, msg=lambda m: way + m)
+        assert ft.operators.context is None
+    """)
+
+
+def test_a_context_is_used_by_one_thread_at_a_time():
+    run("""
+    import threading
+    context, other = [ft.context_parallel(dist.group.WORLD, 64, unit=8, threads=1, time_limit=30) for _ in range(2)]
+    q, k, v = [context.shard(t.detach()) for t in tensors(1, 64, 2, 16)]
+    errors = {}
+    def attend(mask):
+        try:
+            for _ in range(100):
+                context.unshard(ft.attention(q, k, v, None, mask))
+        except RuntimeError as error:
+            errors[mask] = str(error)
+    with context:
+        threads = [threading.Thread(target=attend, args=(mask,)) for mask in ("causal()", "window(5)")]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert errors and all(["a call while another one runs on another thread; expected one at a time" in e for e in errors.values()]), errors
+
+    entered = []
+    def enter():
+        try:
+            with other:
+                entered.append("")
+        except RuntimeError as error:
+            entered.append(str(error))
+    with context:
+        thread = threading.Thread(target=enter)
+        thread.start(), thread.join()
+    assert entered == ["context_parallel: entered while another thread is in one; expected one thread at a time"], entered
+    context.__enter__(), other.__enter__()
+    try:
+        context.__exit__()
+    except RuntimeError as error:
+        assert "left before a context that was entered later" in str(error), error
+    else:
+        raise AssertionError("contexts were left in the order in which they were entered")
+    other.__exit__(), context.__exit__()
+    assert ft.operators.context is None
+    """)
