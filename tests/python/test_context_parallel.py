@@ -562,3 +562,33 @@ def test_a_context_is_used_by_one_thread_at_a_time():
     other.__exit__(), context.__exit__()
     assert ft.operators.context is None
     """)
+
+
+def test_models_of_transformers():
+    pytest.importorskip("transformers")
+    run("""
+    import foveal.transformers
+    from transformers import MistralConfig, MistralForCausalLM
+    foveal.transformers.register()
+    model = MistralForCausalLM(
+        MistralConfig(
+            vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, sliding_window=20,
+            max_position_embeddings=128, attn_implementation="foveal",
+        )
+    )
+    ids = torch.randint(0, 50, (2, 96))
+    expected = model(ids, use_cache=False).logits.detach()
+    with ft.context_parallel(dist.group.WORLD, 96, seq_dim=1, unit=8, threads=1, time_limit=30) as context:
+        shard, positions, ones = context.shard(ids), context.shard(torch.arange(96)[None]), torch.ones(2, 48, dtype=torch.int64)
+        out = model(shard, position_ids=positions, attention_mask=ones, use_cache=False).logits
+        torch.testing.assert_close(context.unshard(out.detach()), expected)
+        for mask, message in ((None, "expected one of ones"), (ones - torch.eye(2, 48, dtype=torch.int64), "expected ones, or packed sequences")):
+            try:
+                model(shard, position_ids=positions, attention_mask=mask, use_cache=False)
+            except (NotImplementedError, ValueError) as error:
+                assert message in str(error), error
+            else:
+                raise AssertionError("a mask of shards was taken")
+        out = model(shard, position_ids=positions, attention_mask=ones, use_cache=False).logits
+        torch.testing.assert_close(context.unshard(out.detach()), expected)
+    """)

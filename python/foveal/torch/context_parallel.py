@@ -177,14 +177,14 @@ class ContextParallel:
             raise RuntimeError("context_parallel: entered while another thread is in one; expected one thread at a time")
         self._outer.append((operators.context, self._thread))
         operators.context, self._thread = self, thread
-        argument_errors.on_errors.append(self._refused)
+        argument_errors.on_errors.append(self.refused)
         return self
 
     def __exit__(self, *_: Any) -> None:
         if operators.context is not self:
             raise RuntimeError("context_parallel: left before a context that was entered later; expected the last one first")
         operators.context, self._thread = self._outer.pop()
-        argument_errors.on_errors.remove(self._refused)
+        argument_errors.on_errors.remove(self.refused)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -270,7 +270,7 @@ class ContextParallel:
         distributed.all_gather(shards, mine, group=self._group)
         return shards
 
-    def _refused(self, error: BaseException) -> None:
+    def refused(self, error: BaseException) -> None:
         """A public function ends by an error. What all ranks were told of already is no news."""
         if getattr(error, "of_all_ranks", False):
             return
