@@ -265,7 +265,7 @@ def _refuse_masks_of_shards(is_padding: bool) -> None:
             "position_ids: within context_parallel() they are not consecutive, which transformers takes for packed sequences unless it gets an "
             "attention_mask; expected one of ones, [batch, this rank's tokens]"
         )
-    operators.context.refused(error)  # positions of other ranks may be consecutive
+    operators.context._refused(error)  # positions of other ranks may be consecutive
     raise error
 
 

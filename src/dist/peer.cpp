@@ -286,8 +286,8 @@ class PeerTransport final : public Transport {
     post_more();
     return mailbox_.lane(m.peer, rank_).posted.load(std::memory_order_relaxed) + unposted.size();
   }
-  /// Until all messages of a source are posted. Before its GPU waits for them a rank's host must have done this: later its launches may wait
-  /// for a place in the GPU's queue, and nothing would post the rest.
+  /// Until all messages of a source are posted. A rank's host must have done this before its GPU waits for them: later its launches may
+  /// wait for a place in the GPU's queue, and nothing would post the rest.
   void wait_for_posts(const Source& source) {
     const std::atomic<std::uint64_t>& posted = mailbox_.lane(source.rank, rank_).posted;
     mailbox_.wait_until([&] { return posted.load(std::memory_order_relaxed) >= source.posts; }, "to take messages");

@@ -331,6 +331,9 @@ def test_wrong_calls_are_refused_on_every_rank():
             message(lambda: ft.attention(q, k, v))
             message(lambda: ft.attention(*shards, None, "causal()" if rank == 0 else "window(3)"))
             message(lambda: context.shard(shards[0]))
+            message(lambda: torch.func.grad(lambda q: ft.attention(q, *shards[1:]).sum())(shards[0]))
+            message(lambda: torch.vmap(lambda *qkv: ft.attention(*[t[None] for t in qkv])[0])(*shards))
+            message(lambda: torch.func.jvp(lambda q: ft.attention(q, *shards[1:]), (shards[0],), (shards[0],)))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64, deal="pieces"))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64, head_groups=3))
@@ -346,13 +349,14 @@ def test_wrong_calls_are_refused_on_every_rank():
         assert "query and key have 64 and 64 tokens; expected this rank's 32 of 64" in lines[0]
         assert lines[1].startswith("ValueError") and "ranks 0 and 1 differ in description" in lines[1]
         assert "shard: tensor: 32 tokens in dimension 1; expected the whole sequence, 64" in lines[2]
-        assert "expected contiguous or zigzag" in lines[3]
-        assert "leaves a rank of 2 without tokens; lower unit" in lines[4]
-        assert "head_groups: 3; expected a number that divides the 2 ranks" in lines[5]
-        assert "shard: dim: 1 of a tensor [64]; expected a dimension of it" in lines[6]
-        assert "unshard: dim: -5 of a tensor [1, 32, 2, 8]; expected a dimension of it" in lines[7]
-        assert lines[8] == "TypeError shard: tensor: list; expected a torch.Tensor"
-        assert "head_groups: 2 with the 3 kv heads of heads=(3, 3, 8); expected a divisor of these" in lines[9]
+        assert all(["NotImplementedError" in line and "torch.func (grad, vmap, jvp)" in line for line in lines[3:6]])
+        assert "expected contiguous or zigzag" in lines[6]
+        assert "leaves a rank of 2 without tokens; lower unit" in lines[7]
+        assert "head_groups: 3; expected a number that divides the 2 ranks" in lines[8]
+        assert "shard: dim: 1 of a tensor [64]; expected a dimension of it" in lines[9]
+        assert "unshard: dim: -5 of a tensor [1, 32, 2, 8]; expected a dimension of it" in lines[10]
+        assert lines[11] == "TypeError shard: tensor: list; expected a torch.Tensor"
+        assert "head_groups: 2 with the 3 kv heads of heads=(3, 3, 8); expected a divisor of these" in lines[12]
 
 
 ERRORS = """

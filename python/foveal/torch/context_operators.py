@@ -58,7 +58,7 @@ def _lse_shape(q: Tensor, heads_first: bool) -> tuple[int, ...]:
 def forward(context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     checkpointing.rerun_in(context)
     (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
-    with context.turn():
+    with context._turn():
         plan = context.plan(found, (heads, heads_kv), q, v, params)
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         lse = q.new_empty(_lse_shape(q, found.heads_first), dtype=_wide(q))
@@ -76,7 +76,7 @@ def _gradients(
     trained = [i for i, wanted in enumerate(want[3:]) if wanted]
     sums = [torch.empty(params[i].shape, dtype=_wide(params[i]), device=q.device) for i in trained]
     tensors, names = [q, k, v, out, lse, operators.as_rows(dout), dlse, *gradients], found.params
-    with context.turn():
+    with context._turn():
         plan = context.plan(found, (heads, heads_kv), q, v, params)
         plan.backward(tensors, names, list(params), [names[i] for i in trained], sums, found.heads_first, *rng)
     of_params: list[Tensor | None] = [None] * len(params)
@@ -101,7 +101,7 @@ class _Shards(torch.autograd.Function):
         ctx.context, ctx.found, ctx.rng = context, found, rng
         state = () if rng.state is None else (rng.state,)
         # One more tensor than attention saves outside of the context: if a checkpoint runs this again there, it sees that.
-        ctx.save_for_backward(q, k, v, out, lse, *params, *state, context.tokens_on(q.device))
+        ctx.save_for_backward(q, k, v, out, lse, *params, *state, context._tokens_on(q.device))
         ctx.set_materialize_grads(False)
         return out, lse
 

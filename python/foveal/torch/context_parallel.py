@@ -13,6 +13,7 @@ import torch
 import torch.distributed as distributed
 import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _core, argument_errors
@@ -73,7 +74,7 @@ def context_parallel(
     whole on every rank: do not sum them over the group again.
 
     All ranks of the group make the same calls in the same order. Where they disagree on shapes, scores, masks or parameters, all of them raise a
-    ValueError that names the difference. Raises NotImplementedError for paged keys and second derivatives.
+    ValueError that names the difference. Raises NotImplementedError for paged keys, second derivatives and torch.func.
     """
     return ContextParallel(group, seqlen, seq_dim, masks, heads, deal, head_groups, unit, threads, time_limit, multiprocessors, engine)
 
@@ -135,7 +136,7 @@ class ContextParallel:
         self._refusals = None if self._by_host else Refusals(self._group, self.size, time_limit)
         # A cotangent of lse is given on all ranks or on none, where ranks send it to each other; then zeros say nothing wrong.
         self.sends_dlse = self._by_host or (head_groups if self.layout is None else self.layout.head_groups) != 1
-        self.tokens_on(torch.device("cpu"))
+        self._tokens_on(torch.device("cpu"))
         self.number = context_operators.register(self)
 
     def _layout(self, masks: Sequence[Any], heads: tuple[int, int, int], deal: str, head_groups: int, unit: int) -> _core.ContextLayout:
@@ -177,17 +178,17 @@ class ContextParallel:
             raise RuntimeError("context_parallel: entered while another thread is in one; expected one thread at a time")
         self._outer.append((operators.context, self._thread))
         operators.context, self._thread = self, thread
-        argument_errors.on_errors.append(self.refused)
+        argument_errors.on_errors.append(self._refused)
         return self
 
     def __exit__(self, *_: Any) -> None:
         if operators.context is not self:
             raise RuntimeError("context_parallel: left before a context that was entered later; expected the last one first")
         operators.context, self._thread = self._outer.pop()
-        argument_errors.on_errors.remove(self.refused)
+        argument_errors.on_errors.remove(self._refused)
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
+    def _turn(self) -> Iterator[None]:
         """One call at a time: messages of two would be mixed up."""
         if not self._busy.acquire(blocking=False):
             why = "context_parallel: a call while another one runs on another thread; expected one at a time"
@@ -203,7 +204,7 @@ class ContextParallel:
         dim = self._dim("shard", tensor, dim)
         if tensor.shape[dim] != self.seqlen:
             raise ValueError(f"shard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected the whole sequence, {self.seqlen}")
-        return tensor.index_select(dim, self.tokens_on(tensor.device))
+        return tensor.index_select(dim, self._tokens_on(tensor.device))
 
     def unshard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """The whole tensor from every rank's rows, on every rank. Its gradient is this rank's rows of the gradient that arrives: right where
@@ -228,7 +229,7 @@ class ContextParallel:
         padded = rows_first.new_zeros((max(len(tokens) for tokens in self._of_ranks), *rows_first.shape[1:]))
         padded[: rows_first.shape[0]] = rows_first
         whole = rows_first.new_empty((self.seqlen, *rows_first.shape[1:]))
-        with self.turn():
+        with self._turn():
             of_ranks = self._all_gather(padded)
         for rank, rows in enumerate(of_ranks):
             tokens = self._tokens(rank, whole.device)
@@ -249,7 +250,7 @@ class ContextParallel:
         return result
 
     def _agreed(self, state: Tensor) -> Tensor:
-        with self.turn():
+        with self._turn():
             return self._of_rank_0(state)
 
     def _of_rank_0(self, state: Tensor) -> Tensor:
@@ -270,7 +271,7 @@ class ContextParallel:
         distributed.all_gather(shards, mine, group=self._group)
         return shards
 
-    def refused(self, error: BaseException) -> None:
+    def _refused(self, error: BaseException) -> None:
         """A public function ends by an error. What all ranks were told of already is no news."""
         if getattr(error, "of_all_ranks", False):
             return
@@ -279,7 +280,7 @@ class ContextParallel:
         elif not self._refusals.are_of_all():
             self._transport.fail(str(error))
 
-    def tokens_on(self, device: torch.device) -> Tensor:
+    def _tokens_on(self, device: torch.device) -> Tensor:
         """positions, on this device."""
         return self._tokens(self.rank, device)
 
@@ -300,6 +301,8 @@ class ContextParallel:
             raise ValueError("context_parallel: cu_seqlens: packed sequences; expected context_parallel(seqlen=) to be their lengths")
         if q.device.type == "cpu" and not self._by_host:
             raise ValueError("context_parallel: q: in host memory; a group of NCCL carries that of its GPU")
+        if not torch.compiler.is_compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
+            raise NotImplementedError("context_parallel: torch.func (grad, vmap, jvp) and forward mode; expected autograd's backward passes")
         seq = 0 if self.lengths else 2 if operators.is_heads_first(key) else 1
         self.whole_seqlens(q.shape[seq], k.shape[seq])
         try:
