@@ -524,6 +524,18 @@ def test_checkpointed_functions_run_again_in_their_context():
         for shard, gradient in zip(shards, want):
             torch.testing.assert_close(shard.grad, context.shard(gradient), atol=1e-4, rtol=1e-4, msg=lambda m: way + m)
         assert ft.operators.context is None
+
+    heads_first = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in whole]
+    causal = lambda *qkv: torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
+    want = torch.autograd.grad(causal(*heads_first).square().sum(), heads_first)
+    for reentrant in (False, True):
+        shards = [context.shard(t.detach(), 2).requires_grad_() for t in heads_first]
+        with context, ft.patch():
+            out = again(causal, reentrant)(*shards)
+        out.square().sum().backward()
+        for shard, gradient in zip(shards, want):
+            torch.testing.assert_close(shard.grad, context.shard(gradient, 2), atol=1e-4, rtol=1e-4, msg=lambda m: f"patched, {reentrant}: {m}")
+        assert not ft.routing._active
     """)
 
 

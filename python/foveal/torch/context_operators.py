@@ -56,7 +56,7 @@ def _lse_shape(q: Tensor, heads_first: bool) -> tuple[int, ...]:
 
 
 def forward(context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    checkpointing.rerun_in(context)
+    checkpointing.rerun_in("context", lambda: context)
     (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
     with context._turn():
         plan = context.plan(found, (heads, heads_kv), q, v, params)
