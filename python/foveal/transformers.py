@@ -26,6 +26,7 @@ from transformers.utils import output_capturing
 from . import _core, logging, transformers_alibi
 from ._core import Expr
 from .describe import Options, Rng, describe
+from .torch import operators
 from .torch.operators import bound, call, draw_rng
 from .torch.tracing import TorchTracer
 
@@ -245,12 +246,27 @@ def attention_mask(
     except (TypeError, ValueError, IndexError, NotImplementedError, AttributeError):  # a function of a model's own, not of positions alone
         return materialize()
     assert described.mask is not None
+    if operators.context is not None and described.arrays:
+        _refuse_masks_of_shards(padding is not None)
     params = {param.name: tensor for param, tensor in zip(described.params, described.arrays)}
     of_module = getattr(kwargs.get("config"), "model_type", None) in transformers_alibi.MODEL_TYPES
     # Later, when a cache may have changed its own offsets in place.
     kept_as_now = {name: value.clone() if isinstance(value, Tensor) else value for name, value in arguments.items()}
     tensor = functools.partial(_materialized, kept_as_now, attention_mask, device, kwargs, skip=False) if _has_interface(modeling) else None
     return Mask(described.mask, params, (batch_size, 1, q_length, kv_length), of_module, tensor)  # type: ignore[arg-type]  # without a skip a tensor
+
+
+def _refuse_masks_of_shards(is_padding: bool) -> None:
+    """Within context_parallel(), where transformers makes them for this rank's tokens and masks are those of the whole."""
+    if is_padding:
+        error = NotImplementedError("attention_mask: padding within context_parallel(); expected ones, or packed sequences")
+    else:
+        error = NotImplementedError(
+            "position_ids: within context_parallel() they are not consecutive, which transformers takes for packed sequences unless it gets an "
+            "attention_mask; expected one of ones, [batch, this rank's tokens]"
+        )
+    operators.context._refused(error)  # positions of other ranks may be consecutive
+    raise error
 
 
 def _modeling_of(config: Any) -> str:

@@ -70,12 +70,6 @@ class PythonTransport final : public dist::Transport {
   nb::object group_;
 };
 
-/// A transport of the library itself, or an object of Python.
-std::shared_ptr<dist::Transport> transport_of(int rank, int size, nb::object group) {
-  if (nb::isinstance<dist::Transport>(group)) return nb::cast<std::shared_ptr<dist::Transport>>(group);
-  return std::make_shared<PythonTransport>(rank, size, std::move(group));
-}
-
 Stream stream_of_first(const nb::list& tensors) { return stream_of(tensors[0], view_of(tensors[0], "tensors").device); }
 
 std::vector<ParamBinding> bindings(const std::vector<Param>& params, const nb::list& arrays) {
@@ -130,6 +124,14 @@ void bind_context(nb::module_& m) {
   nb::class_<dist::Transport>(m, "Transport", "What carries messages between ranks.")
       .def_prop_ro("name", &dist::Transport::name)
       .def("fail", &dist::Transport::fail, nb::arg("why"), "This rank cannot go on: every later call of every rank fails.");
+  m.def(
+      "python_transport",
+      [](int rank, int size, nb::object group) -> std::shared_ptr<dist::Transport> {
+        return std::make_shared<PythonTransport>(rank, size, std::move(group));
+      },
+      nb::arg("rank"), nb::arg("size"), nb::arg("group"),
+      "A transport of start([(rank, memoryview)...], [...]) -> ticket, wait(ticket) and fail(why). Attentions on one of these share their "
+      "memory.");
   m.def("peer_id", &dist::peer_id, "What ranks have in common whose GPUs copy to each other's memory, made by rank 0.");
   m.def("peer_reachable", &dist::peer_reachable, nb::arg("id"), "Is this process on the host of the rank that made it?");
   m.def(
@@ -168,24 +170,20 @@ void bind_context(nb::module_& m) {
   nb::class_<ContextAttention>(m, "ContextAttention", "One attention over tensors whose tokens are dealt to ranks.")
       .def(
           "__init__",
-          [](ContextAttention* self, int rank, int size, nb::object group, const Attention& attention, DType dtype,
+          [](ContextAttention* self, std::shared_ptr<dist::Transport> transport, const Attention& attention, DType dtype,
              const std::vector<std::int64_t>& sizes, const Lengths& lengths, const std::vector<Param>& params, const nb::list& arrays,
              const std::string& deal, int head_groups, std::int64_t unit, std::shared_ptr<dist::ContextLayout> layout, int threads) {
             dist::ContextOptions options;
             options.deal = deal, options.head_groups = head_groups, options.unit = unit, options.plan.threads = threads;
             options.layout = std::move(layout);
             const std::vector<ParamBinding> bound = bindings(params, arrays);
-            auto transport = transport_of(rank, size, std::move(group));
             const nb::gil_scoped_release release;
             new (self) ContextAttention(std::move(transport), attention, whole_shapes(dtype, sizes, lengths), bound, options);
           },
-          nb::arg("rank"), nb::arg("size"), nb::arg("group"), nb::arg("attention"), nb::arg("dtype"), nb::arg("sizes"), nb::arg("lengths"),
-          nb::arg("params"), nb::arg("arrays"), nb::arg("deal"), nb::arg("head_groups"), nb::arg("unit"), nb::arg("layout").none(),
-          nb::arg("threads"),
-          "Collective. group: a Transport, or start([(rank, memoryview)...], [...]) -> ticket, wait(ticket), fail(why). sizes: of the "
-          "whole: batch,\nheads_q, heads_kv, seqlen, head_dim, head_dim_v; lengths: of packed sequences. layout: with it deal, head_groups "
-          "and "
-          "unit\nare its own.")
+          nb::arg("transport"), nb::arg("attention"), nb::arg("dtype"), nb::arg("sizes"), nb::arg("lengths"), nb::arg("params"),
+          nb::arg("arrays"), nb::arg("deal"), nb::arg("head_groups"), nb::arg("unit"), nb::arg("layout").none(), nb::arg("threads"),
+          "Collective. sizes: of the whole: batch, heads_q, heads_kv, seqlen, head_dim, head_dim_v; lengths: of packed sequences. layout: "
+          "with it deal,\nhead_groups and unit are its own.")
       .def("q_tokens", [](const ContextAttention& c) { return c.q_tokens(); })
       .def("explain", &ContextAttention::explain)
       .def(
@@ -221,15 +219,14 @@ void bind_context(nb::module_& m) {
           "Collective. tensors: q, k, v, out, lse, dout, dlse, dq, dk, dv; None: absent.");
   m.def(
       "context_agree",
-      [](int rank, int size, nb::object group, const std::vector<std::pair<std::string, std::string>>& fields, const std::string& refusal) {
+      [](dist::Transport& transport, const std::vector<std::pair<std::string, std::string>>& fields, const std::string& refusal) {
         dist::Agreement agreement;
         for (const auto& [name, text] : fields) agreement.add(name.c_str(), text);
         if (!refusal.empty()) agreement.refuse(std::make_exception_ptr(Error(ErrorCode::invalid_argument, refusal)));
-        const auto transport = transport_of(rank, size, std::move(group));
         const nb::gil_scoped_release release;
-        agreement.exchange(*transport);
+        agreement.exchange(transport);
       },
-      nb::arg("rank"), nb::arg("size"), nb::arg("group"), nb::arg("fields"), nb::arg("refusal"),
+      nb::arg("transport"), nb::arg("fields"), nb::arg("refusal"),
       "Collective. Throws on every rank where the texts of the fields differ, or one refuses.");
   m.def(
       "context_tokens",

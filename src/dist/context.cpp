@@ -15,6 +15,7 @@
 #include "dist/deal.h"
 #include "dist/device_pass.h"
 #include "plan/choose.h"
+#include "plan/signature.h"
 #include "problem/call.h"
 
 namespace foveal::dist {
@@ -22,19 +23,22 @@ namespace {
 
 constexpr std::int64_t most_tokens = std::numeric_limits<std::int32_t>::max();
 
-TensorView shape_only(DType dtype, std::initializer_list<std::int64_t> sizes) { return TensorView(nullptr, dtype, sizes); }
+TensorView shape_only(DType dtype, std::initializer_list<std::int64_t> sizes, Device device) {
+  return TensorView(nullptr, dtype, sizes, device);
+}
 
-/// The whole problem, of which no rank has the tensors.
-problem::Problem whole_problem(const Attention& attention, const WholeShapes& s, const std::vector<ParamBinding>& params) {
+/// The whole problem, of which no rank has the tensors; with wanted gradients that of a backward pass.
+problem::Problem whole_problem(const Attention& attention, const WholeShapes& s, const std::vector<ParamBinding>& params,
+                               Device device = {}, const std::vector<ParamBinding>* wanted = nullptr) {
   ForwardInputs inputs;
   ForwardOutputs outputs;
   const DType statistics = s.dtype == DType::f64 ? DType::f64 : DType::f32;
   if (s.lengths.empty()) {
-    inputs.q = shape_only(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.head_dim});
-    inputs.k = shape_only(s.dtype, {s.batch, s.seqlen_kv, s.heads_kv, s.head_dim});
-    inputs.v = shape_only(s.dtype, {s.batch, s.seqlen_kv, s.heads_kv, s.head_dim_v});
-    outputs.out = shape_only(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.head_dim_v});
-    outputs.lse = shape_only(statistics, {s.batch, s.heads_q, s.seqlen_q});
+    inputs.q = shape_only(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.head_dim}, device);
+    inputs.k = shape_only(s.dtype, {s.batch, s.seqlen_kv, s.heads_kv, s.head_dim}, device);
+    inputs.v = shape_only(s.dtype, {s.batch, s.seqlen_kv, s.heads_kv, s.head_dim_v}, device);
+    outputs.out = shape_only(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.head_dim_v}, device);
+    outputs.lse = shape_only(statistics, {s.batch, s.heads_q, s.seqlen_q}, device);
   } else {
     std::int64_t q = 0, kv = 0, longest_q = 0, longest_kv = 0;
     for (const auto& [of_q, of_kv] : s.lengths) {
@@ -42,16 +46,20 @@ problem::Problem whole_problem(const Attention& attention, const WholeShapes& s,
       FOVEAL_CHECK(of_q <= most_tokens - q && of_kv <= most_tokens - kv, "lengths: more than 2^31 tokens");
       q += of_q, kv += of_kv, longest_q = std::max(longest_q, of_q), longest_kv = std::max(longest_kv, of_kv);
     }
-    inputs.q = shape_only(s.dtype, {q, s.heads_q, s.head_dim});
-    inputs.k = shape_only(s.dtype, {kv, s.heads_kv, s.head_dim});
-    inputs.v = shape_only(s.dtype, {kv, s.heads_kv, s.head_dim_v});
-    outputs.out = shape_only(s.dtype, {q, s.heads_q, s.head_dim_v});
-    outputs.lse = shape_only(statistics, {s.heads_q, q});
-    const TensorView cu = shape_only(DType::i64, {static_cast<std::int64_t>(s.lengths.size()) + 1});
+    inputs.q = shape_only(s.dtype, {q, s.heads_q, s.head_dim}, device);
+    inputs.k = shape_only(s.dtype, {kv, s.heads_kv, s.head_dim}, device);
+    inputs.v = shape_only(s.dtype, {kv, s.heads_kv, s.head_dim_v}, device);
+    outputs.out = shape_only(s.dtype, {q, s.heads_q, s.head_dim_v}, device);
+    outputs.lse = shape_only(statistics, {s.heads_q, q}, device);
+    const TensorView cu = shape_only(DType::i64, {static_cast<std::int64_t>(s.lengths.size()) + 1}, device);
     inputs.varlen = Varlen{cu, cu, longest_q, longest_kv};
   }
   inputs.params = params;
-  return problem::make_problem(attention, inputs, outputs);
+  if (wanted == nullptr) return problem::make_problem(attention, inputs, outputs);
+  BackwardInputs backward{
+      .q = inputs.q, .k = inputs.k, .v = inputs.v, .out = outputs.out, .lse = outputs.lse, .dout = outputs.out, .params = params};
+  backward.varlen = inputs.varlen;
+  return problem::make_problem(attention, backward, {.dq = inputs.q, .dparams = *wanted});
 }
 
 std::vector<Sending> sendings(const ContextPlan& plan, int mine, const std::vector<RankPlan>& ranks, int step) {
@@ -144,6 +152,20 @@ PassMemory::~PassMemory() {
   const auto found = pass_memories().known.find(transport);
   if (found != pass_memories().known.end() && found->second.expired()) pass_memories().known.erase(found);
 }
+
+/// One call of a transport's contexts at a time: two would mix up their messages.
+class Turn {
+ public:
+  explicit Turn(std::atomic_flag& taken) : taken_(taken) {
+    FOVEAL_CHECK(!taken_.test_and_set(), "context: a call while another one runs on another thread; expected one at a time");
+  }
+  ~Turn() { taken_.clear(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  std::atomic_flag& taken_;
+};
 
 /// That of the other attentions of the transport, while there are any.
 std::shared_ptr<PassMemory> pass_memory(const Transport& transport) {
@@ -242,6 +264,8 @@ struct ContextAttention::State {
   struct OfPass {
     bool agreed = false;
     PartPlans plans{};
+    std::string looks{};                                  ///< of its last call: parameters of such a call are known to be right
+    std::vector<ParamBinding> looked_at{}, looked_for{};  ///< whose addresses the looks have
   };
   explicit State(std::shared_ptr<Transport> transport) : memory(pass_memory(*transport)) { context.transport = std::move(transport); }
 
@@ -252,6 +276,9 @@ struct ContextAttention::State {
 
   template <class Inputs, class Outputs>
   void run(OfPass& pass, const char* name, const Inputs& in, const Outputs& out, const std::vector<ParamBinding>& wanted, Stream stream);
+  /// Parameters and their gradients, as an ordinary call checks them.
+  template <class Inputs, class Outputs>
+  void check_bindings(OfPass& pass, const Inputs& in, const Outputs& out, const std::vector<ParamBinding>& wanted);
   /// Collective, before anything of a pass is under way: an error of one rank is one of all ranks, and they can go on afterwards.
   template <class Check>
   void agree_on_pass(OfPass& pass, const char* name, Device device, const std::vector<ParamBinding>& params, const DropoutRng& rng,
@@ -262,6 +289,7 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
                                    const std::vector<ParamBinding>& params, const ContextOptions& options) {
   FOVEAL_CHECK(transport != nullptr, "transport: null; expected one of thread_ranks(), mpi_world() or your own");
   fail_together(*transport, [&] { state_ = std::make_unique<State>(transport); });
+  const Turn turn(state_->memory->running);
   Context& c = state_->context;
   Agreement agreement;
   try {
@@ -362,6 +390,16 @@ void ContextAttention::State::agree_on_pass(OfPass& pass, const char* name, Devi
 }
 
 template <class Inputs, class Outputs>
+void ContextAttention::State::check_bindings(OfPass& pass, const Inputs& in, const Outputs& out, const std::vector<ParamBinding>& wanted) {
+  std::string looks;
+  planning::write_signature(context.attention, problem::call_of(in, out), context.options.plan, looks);
+  if (looks == pass.looks) return;
+  constexpr bool is_forward = std::is_same_v<Inputs, ForwardInputs>;
+  whole_problem(context.attention, context.shapes, in.params, in.q.device, is_forward ? nullptr : &wanted);
+  pass.looks = std::move(looks), pass.looked_at = in.params, pass.looked_for = wanted;
+}
+
+template <class Inputs, class Outputs>
 void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& in, const Outputs& out,
                                   const std::vector<ParamBinding>& wanted, Stream stream) {
   const Context& c = context;
@@ -382,6 +420,7 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
     check_shards(c, in, out);
     check_params(in.params, "parameter");
     check_params(wanted, "gradient of parameter");
+    check_bindings(pass, in, out, wanted);
     check_mask_data(c, in.params);
     if (on_gpu) run_on_gpu(true);
   });
@@ -396,20 +435,6 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
 }
 
 namespace {
-
-/// One call of a transport's contexts at a time: two would mix up their messages.
-class Turn {
- public:
-  explicit Turn(std::atomic_flag& taken) : taken_(taken) {
-    FOVEAL_CHECK(!taken_.test_and_set(), "context: a call while another one runs on another thread; expected one at a time");
-  }
-  ~Turn() { taken_.clear(); }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-
- private:
-  std::atomic_flag& taken_;
-};
 
 /// Strides of dimensions of size 1, which may be anything, become those of a contiguous tensor.
 void ignore_strides_of_ones(std::initializer_list<TensorView*> views) {

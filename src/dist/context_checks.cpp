@@ -8,7 +8,7 @@
 #include "base/dtype.h"
 #include "base/hash.h"
 #include "base/strided.h"
-#include "problem/problem.h"
+#include "problem/overlap.h"
 
 namespace foveal::dist {
 namespace {
@@ -19,7 +19,7 @@ struct ShardCheck {
   const TensorView& view;
   bool of_keys;
   std::int64_t dim;
-  bool optional = false;
+  bool optional = false, output = false;
 };
 
 void check_shard(const ShardCheck& check, const Context& c, Device device) {
@@ -40,6 +40,10 @@ void check_shard(const ShardCheck& check, const Context& c, Device device) {
   problem::check_reach(check.name, view);
   FOVEAL_CHECK(view.device == device, check.name, ": on another device than q");
   FOVEAL_CHECK(view.data != nullptr || view.numel() == 0, check.name, ": data is null");
+  if (!check.output || view.numel() == 0) return;
+  const problem::TensorSpec spec{.present = true, .dtype = view.dtype, .rank = view.rank, .sizes = view.sizes, .strides = view.strides};
+  FOVEAL_CHECK(!problem::overlaps_itself(spec), check.name, ": strides ", base::shape_text(view.strides.data(), view.rank),
+               " put two elements in one place; an output's elements must be apart");
 }
 
 }  // namespace
@@ -121,9 +125,10 @@ void check_shards(const Context& c, const ForwardInputs& in, const ForwardOutput
   for (const ShardCheck& check : {ShardCheck{"q", in.q, false, dim},
                                   {"k", in.k, true, dim},
                                   {"v", in.v, true, dim_v},
-                                  {"out", out.out, false, dim_v},
-                                  {"lse", out.lse, false, 0, true}})
+                                  {"out", out.out, false, dim_v, false, true},
+                                  {"lse", out.lse, false, 0, true, true}})
     if (!check.optional || check.view.present()) check_shard(check, c, in.q.device);
+  problem::check_places(in, out);
 }
 void check_shards(const Context& c, const BackwardInputs& in, const BackwardOutputs& out) {
   const std::int64_t dim = c.shapes.head_dim, dim_v = c.shapes.head_dim_v;
@@ -134,10 +139,11 @@ void check_shards(const Context& c, const BackwardInputs& in, const BackwardOutp
                                   {"dout", in.dout, false, dim_v},
                                   {"lse", in.lse, false, 0},
                                   {"dlse", in.dlse, false, 0, true},
-                                  {"dq", out.dq, false, dim, true},
-                                  {"dk", out.dk, true, dim, true},
-                                  {"dv", out.dv, true, dim_v, true}})
+                                  {"dq", out.dq, false, dim, true, true},
+                                  {"dk", out.dk, true, dim, true, true},
+                                  {"dv", out.dv, true, dim_v, true, true}})
     if (!check.optional || check.view.present()) check_shard(check, c, in.q.device);
+  problem::check_places(in, out);
 }
 
 }  // namespace foveal::dist

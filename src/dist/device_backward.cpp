@@ -53,7 +53,8 @@ class DeviceBackward : DevicePass {
         buffers_.clear(gradients_[i].dk.slice(rows)), buffers_.clear(gradients_[i].dv.slice(rows));
     if (!order.merged_q.empty()) dq_sum_ = query_rows(c_.wide(), c_.shapes.head_dim);
     for (const Range& rows : order.clear_q) buffers_.clear(dq_sum_.slice(rows));
-    for (const KeptRange& kept : order.kept) kept_.push_back(memory_.take(plans_.plans[kept.whole]->kept_rows(kept.rows.size()).bytes));
+    for (const KeptRange& kept : order.kept)
+      kept_.push_back(memory_.take(plans_.plans[kept.whole]->kept_rows(kept.rows.size()).bytes, For::work));
 
     // dk and dv of own rows are summed in place, unless some own keys are not needed here or heads are shared out.
     dk_sum_ = in_place(0) ? gradients_[0].dk : memory_.rows(c_.wide(), c_.batch(), k_shard.tokens, c_.shapes.heads_kv, k_shard.dim);
@@ -74,11 +75,11 @@ class DeviceBackward : DevicePass {
     const bool has_dlse = inputs_.dlse.present() || c_.attention.sink.has_value();
     if (has_dlse) dlse_ = dlse_of_all();
     if (in_place()) return;
-    std::vector<Role> roles{{q_, query_rows(c_.shapes.dtype, c_.shapes.head_dim), false},
-                            {out_, query_rows(c_.shapes.dtype, c_.shapes.head_dim_v), false},
-                            {dout_, query_rows(c_.shapes.dtype, c_.shapes.head_dim_v), false},
-                            {lse_, query_statistics(c_.wide()), false}};
-    if (has_dlse) roles.push_back({dlse_, query_statistics(c_.wide()), false});
+    std::vector<Role> roles{{q_, query_rows(c_.shapes.dtype, c_.shapes.head_dim, For::messages), false},
+                            {out_, query_rows(c_.shapes.dtype, c_.shapes.head_dim_v, For::messages), false},
+                            {dout_, query_rows(c_.shapes.dtype, c_.shapes.head_dim_v, For::messages), false},
+                            {lse_, query_statistics(c_.wide(), For::messages), false}};
+    if (has_dlse) roles.push_back({dlse_, query_statistics(c_.wide(), For::messages), false});
     finish(gather(c_.queries_to, c_.mine.queries, roles));
     q_ = roles[0].buffer, out_ = roles[1].buffer, dout_ = roles[2].buffer, lse_ = roles[3].buffer;
     if (has_dlse) dlse_ = roles[4].buffer;

@@ -22,7 +22,7 @@ class DeviceForward : DevicePass {
     q_ = rows_of(inputs_.q), out_ = rows_of(outputs_.out);
     if (outputs_.lse.present()) lse_ = statistics_of(outputs_.lse);
     if (!in_place()) {
-      const Rows buffer = query_rows(c_.shapes.dtype, c_.shapes.head_dim);
+      const Rows buffer = query_rows(c_.shapes.dtype, c_.shapes.head_dim, For::messages);
       finish(gather(c_.queries_to, c_.mine.queries, {{q_, buffer, false}}));
       q_ = buffer;
     }

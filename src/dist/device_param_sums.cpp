@@ -33,7 +33,7 @@ void DeviceParamSums::join(const std::vector<Lane>& lanes) {
 
 void DeviceParamSums::reduce_and_write() {
   if (count_ == 0) return;
-  const Rows &sums = of(Lane::caller).sums, all = values(c_.plan.ranks);
+  const Rows &sums = of(Lane::caller).sums, all = buffers_.rows(DType::f64, 1, c_.plan.ranks, 1, count_, RowMemory::For::messages);
   std::vector<Message> sends, receives;
   const auto bytes = static_cast<std::size_t>(sums.bytes());
   for (int rank = 0; rank < c_.plan.ranks; ++rank) {

@@ -31,7 +31,7 @@ class DeviceParamSums {
   };
   LaneSums& of(Lane lane) { return lanes_[static_cast<int>(lane)]; }
   const LaneSums& of(Lane lane) const { return lanes_[static_cast<int>(lane)]; }
-  Rows values(std::int64_t ranks = 1) { return buffers_.rows(DType::f64, 1, ranks, 1, count_); }
+  Rows values() { return buffers_.rows(DType::f64, 1, 1, 1, count_); }
   void write(Rows from, const TensorView& to);
 
   const Context& c_;

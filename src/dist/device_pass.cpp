@@ -111,8 +111,8 @@ void DevicePass::gather_keys(const Rows& k_shard, const Rows& v_shard, GatherUse
   const std::int64_t row_bytes = heads(true).size() * (k_shard.dim + v_shard.dim) * static_cast<std::int64_t>(size_of(k_shard.dtype));
   const DeviceBuffers::DoubleBuffered received_keys(
       buffers_, use.in_slices && by_copy_engines() && double_buffers_keys(c_.batch() * received * row_bytes));
-  k_received_ = memory_.rows(k_shard.dtype, c_.batch(), received, heads(true).size(), k_shard.dim);
-  v_received_ = memory_.rows(v_shard.dtype, c_.batch(), received, heads(true).size(), v_shard.dim);
+  k_received_ = memory_.rows(k_shard.dtype, c_.batch(), received, heads(true).size(), k_shard.dim, For::messages);
+  v_received_ = memory_.rows(v_shard.dtype, c_.batch(), received, heads(true).size(), v_shard.dim, For::messages);
   received = 0;
   gathers_.resize(c_.mine.steps.size());
   for (std::size_t i = 0; i < c_.mine.steps.size(); ++i) {
@@ -124,7 +124,8 @@ void DevicePass::gather_keys(const Rows& k_shard, const Rows& v_shard, GatherUse
       continue;
     }
     if (i == 0) {
-      of_step.k = key_rows(step, k_shard.dtype, k_shard.dim), of_step.v = key_rows(step, v_shard.dtype, v_shard.dim);
+      of_step.k = key_rows(step, k_shard.dtype, k_shard.dim, For::messages);
+      of_step.v = key_rows(step, v_shard.dtype, v_shard.dim, For::messages);
     } else {
       const Range rows{received, received + step.rows};
       of_step.k = k_received_.slice(rows), of_step.v = v_received_.slice(rows), of_step.first_row = received;

@@ -26,7 +26,7 @@ cuda::DeviceRows logits(const TensorView& sink, std::int64_t first_head) {
 DeviceBuffers::~DeviceBuffers() { release(); }
 
 void DeviceBuffers::release() noexcept {
-  if (transport_ != nullptr && has_blocks()) {
+  if (transport_ != nullptr && has_memory_) {
     try {
       cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still wait for messages
       for (const SideStream& side : sides_)
@@ -34,11 +34,13 @@ void DeviceBuffers::release() noexcept {
     } catch (...) {  // the device is gone
     }
   }
-  for (Blocks* blocks : {&blocks_, &double_blocks_[0], &double_blocks_[1]}) {
+  for (Blocks* blocks : all_blocks()) {
     for (Block& block : blocks->all) release(block);
     *blocks = {};
   }
   for (Block& workspace : workspaces_) release(workspace);
+  release(none_taken_);
+  has_memory_ = false;
 }
 
 void DeviceBuffers::release(Block& block) noexcept {
@@ -59,6 +61,7 @@ void DeviceBuffers::grow(Block& block, std::size_t bytes, bool for_messages) {
   block.of_transport = block.memory != nullptr;
   if (!block.of_transport) block.memory = memory.allocate(bytes);
   block.bytes = bytes;
+  has_memory_ = true;
 }
 
 void* DeviceBuffers::workspace(std::size_t bytes) {
@@ -72,30 +75,35 @@ void DeviceBuffers::begin(Device device, Stream stream, Transport& transport, bo
   warms_up_ = warms_up;
   if (!(device == device_)) {
     release();
-    none_ = {};
+    minus_infinity_ = {};
     device_ = device;
-  } else if (stream.handle != stream_.handle && has_blocks()) {
+  } else if (stream.handle != stream_.handle && has_memory_) {
     cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still use the memory
   }
   transport_ = &transport, stream_ = stream, bytes_ = 0;
-  for (Blocks* blocks : {&blocks_, &double_blocks_[0], &double_blocks_[1]}) blocks->next = 0;
+  for (Blocks* blocks : all_blocks()) blocks->next = 0;
   if (!warms_up) turn_ = 1 - turn_, started_before_ = started_, started_ = 0;
   staged_.clear();
 }
 
-DeviceBuffers::Block& DeviceBuffers::next_block(Blocks& blocks, std::size_t bytes) {
+std::byte* DeviceBuffers::next_block(Blocks& blocks, std::size_t bytes, For use) {
   constexpr std::size_t least = 256;
   bytes_ += bytes;
   if (blocks.next == blocks.all.size()) blocks.all.emplace_back();
   Block& block = blocks.all[blocks.next++];
-  grow(block, std::max(bytes, least), true);
-  return block;
+  grow(block, std::max(bytes, least), use == For::messages);
+  return static_cast<std::byte*>(block.memory);
 }
 
-std::byte* DeviceBuffers::take(std::size_t bytes) {
-  if (!double_buffered_) return static_cast<std::byte*>(next_block(blocks_, bytes).memory);
-  next_block(double_blocks_[1 - turn_], bytes);  // the next pass takes it
-  return static_cast<std::byte*>(next_block(double_blocks_[turn_], bytes).memory);
+std::byte* DeviceBuffers::take(std::size_t bytes, For use) {
+  if (bytes == 0) {
+    grow(none_taken_, 1, false);
+    return static_cast<std::byte*>(none_taken_.memory);
+  }
+  if (use == For::work) return next_block(work_, bytes, use);
+  if (!double_buffered_) return next_block(messages_, bytes, use);
+  next_block(double_messages_[1 - turn_], bytes, use);  // the next pass takes it
+  return next_block(double_messages_[turn_], bytes, use);
 }
 
 void DeviceBuffers::move(const Rows& from, const Rows& to, bool adds) {
@@ -158,9 +166,10 @@ void DeviceBuffers::clear(const Rows& rows) {
 
 void DeviceBuffers::clear_sums(const Rows& sums) {
   static constexpr double none = -std::numeric_limits<double>::infinity();
-  if (none_.data() == nullptr) none_ = cuda::driver::Memory(device_.index, &none, sizeof none);
+  if (minus_infinity_.data() == nullptr) minus_infinity_ = cuda::driver::Memory(device_.index, &none, sizeof none);
   Rows from = sums;
-  from.data = static_cast<std::byte*>(none_.data()), from.batch_stride = from.token_stride = from.head_stride = from.dim_stride = 0;
+  from.data = static_cast<std::byte*>(minus_infinity_.data()),
+  from.batch_stride = from.token_stride = from.head_stride = from.dim_stride = 0;
   move(from, sums, false);
 }
 

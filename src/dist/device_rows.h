@@ -22,7 +22,7 @@ class DeviceBuffers final : public RowMemory {
   void begin(Device device, Stream stream, Transport& transport, bool warms_up = false);
   bool warms_up() const { return warms_up_; }
 
-  std::byte* take(std::size_t bytes) override;
+  std::byte* take(std::size_t bytes, For use) override;
   void copy(const Rows& from, const Rows& to) override { move(from, to, false); }
   void add(const Rows& from, const Rows& to) override { move(from, to, true); }
   std::uint64_t start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) override;
@@ -48,7 +48,7 @@ class DeviceBuffers final : public RowMemory {
     DeviceBuffers& buffers_;
     Lane before_;
   };
-  /// While this lives, memory is double-buffered, pass by pass: messages may arrive in one
+  /// While this lives, memory of messages is double-buffered, pass by pass: they may arrive in one
   /// buffer while the pass before still reads the other.
   class DoubleBuffered {
    public:
@@ -114,16 +114,18 @@ class DeviceBuffers final : public RowMemory {
     std::vector<Block> all{};
     std::size_t next = 0;
   };
-  Block& next_block(Blocks& blocks, std::size_t bytes);
-  bool has_blocks() const { return !blocks_.all.empty() || !double_blocks_[0].all.empty(); }
+  std::array<Blocks*, 4> all_blocks() { return {&work_, &messages_, &double_messages_[0], &double_messages_[1]}; }
+  std::byte* next_block(Blocks& blocks, std::size_t bytes, For use);
 
   Device device_{};
   Stream stream_{};  ///< the caller's
   Lane lane_ = Lane::caller;
   bool warms_up_ = false;
   Transport* transport_ = nullptr;
-  Blocks blocks_;
-  std::array<Blocks, 2> double_blocks_;  ///< of this pass and of the next, by turn_
+  bool has_memory_ = false;
+  Blocks work_, messages_;
+  std::array<Blocks, 2> double_messages_;  ///< of this pass and of the next, by turn_
+  Block none_taken_;                       ///< where empty rows begin, all of them
   std::size_t turn_ = 0;
   bool double_buffered_ = false;
   std::uint64_t started_ = 0, started_before_ = 0;  ///< tickets of the first double-buffered messages of this pass and of the one before
@@ -131,7 +133,7 @@ class DeviceBuffers final : public RowMemory {
   std::array<SideStream, sides> sides_;
   std::size_t bytes_ = 0;
   std::map<std::uint64_t, Staged> staged_;
-  cuda::driver::Memory none_;  ///< -inf in f64
+  cuda::driver::Memory minus_infinity_;  ///< in f64
 };
 
 }  // namespace foveal::dist

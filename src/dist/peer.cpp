@@ -141,8 +141,7 @@ class PeerTransport final : public Transport {
     const driver::Current current(device_);
     const auto caller = driver::handle_of(stream);
     for (const Source& source : ticket.sources) {
-      const std::atomic<std::uint64_t>& posted = mailbox_.lane(source.rank, rank_).posted;
-      mailbox_.wait_until([&] { return posted.load(std::memory_order_relaxed) >= source.posts; }, "to take messages");
+      wait_for_posts(source);
       wait_for(caller, Flag::arrived, source.rank, source.arrived);
     }
     driver::call.stream_wait_event(caller, ticket.sent, 0);
@@ -154,14 +153,18 @@ class PeerTransport final : public Transport {
   bool ranks_share_gpus() const override { return shares_gpu_; }
   std::optional<ArrivalWord> arrival_word(std::uint64_t number, int peer) override {
     if (shares_gpu_) return std::nullopt;
-    const std::lock_guard lock(mutex_);
-    const auto found = tickets_.find(number);
-    if (found == tickets_.end()) return std::nullopt;
-    for (const Source& source : found->second.sources)
-      if (source.rank == peer)
-        return ArrivalWord{reinterpret_cast<const std::uint32_t*>(mine(Flag::arrived, peer)), source.arrived,
-                           reinterpret_cast<const std::uint32_t*>(on_device_->at(mailbox_.failure_word())), source.slices};
-    return std::nullopt;
+    std::optional<Source> source;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = tickets_.find(number);
+      if (found == tickets_.end()) return std::nullopt;
+      for (const Source& of_ticket : found->second.sources)
+        if (of_ticket.rank == peer) source = of_ticket;
+    }
+    if (!source) return std::nullopt;
+    wait_for_posts(*source);
+    return ArrivalWord{reinterpret_cast<const std::uint32_t*>(mine(Flag::arrived, peer)), source->arrived,
+                       reinterpret_cast<const std::uint32_t*>(on_device_->at(mailbox_.failure_word())), source->slices};
   }
 
   void* allocate(std::size_t bytes) override { return memory_.allocate(bytes); }
@@ -282,6 +285,12 @@ class PeerTransport final : public Transport {
     unposted.push_back({place.slot, place.generation, place.offset, m.bytes, static_cast<std::uint64_t>(m.slices)});
     post_more();
     return mailbox_.lane(m.peer, rank_).posted.load(std::memory_order_relaxed) + unposted.size();
+  }
+  /// Until all messages of a source are posted. A rank's host must have done this before its GPU waits for them: later its launches may
+  /// wait for a place in the GPU's queue, and nothing would post the rest.
+  void wait_for_posts(const Source& source) {
+    const std::atomic<std::uint64_t>& posted = mailbox_.lane(source.rank, rank_).posted;
+    mailbox_.wait_until([&] { return posted.load(std::memory_order_relaxed) >= source.posts; }, "to take messages");
   }
   /// Posts what lanes have places for.
   void post_more() {

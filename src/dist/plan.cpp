@@ -232,8 +232,10 @@ void check(const Workload& w, const PlanRequest& request) {
   const int groups = request.head_groups;
   FOVEAL_CHECK(groups >= 0, "head_groups: ", groups, "; expected 0 (picked) or more");
   if (groups == 0) return;
-  FOVEAL_CHECK(request.ranks % groups == 0, "head_groups: ", groups, " does not divide the ", request.ranks, " ranks");
-  FOVEAL_CHECK(w.heads_kv % groups == 0, "head_groups: ", groups, " does not divide the ", w.heads_kv, " kv heads");
+  FOVEAL_CHECK(request.ranks % groups == 0, "head_groups: ", groups, " does not divide the ", request.ranks,
+               " ranks; expected a divisor of these");
+  FOVEAL_CHECK(w.heads_kv % groups == 0, "head_groups: ", groups, " does not divide the ", w.heads_kv,
+               " kv heads; expected a divisor of these");
 }
 
 class Digest {

@@ -33,15 +33,15 @@ std::vector<RankPass::Piece> RankPass::buffer_pieces(const std::vector<Transfer>
 }
 
 /// Memory for the pieces that do not travel in place.
-std::byte* RankPass::take_messages(const std::vector<Piece>& pieces, bool in_place) {
+std::byte* RankPass::take_messages(const std::vector<Piece>& pieces, bool in_place, For use) {
   std::int64_t size = 0;
   for (const Piece& piece : pieces)
     if (!in_place || !direct() || !is_dense(piece.rows)) size += piece.rows.bytes();
-  return size > 0 || !direct() ? memory_.take(static_cast<std::size_t>(size)) : nullptr;
+  return size > 0 || !direct() ? memory_.take(static_cast<std::size_t>(size), use) : nullptr;
 }
 
 void RankPass::send(int peer, const std::vector<Piece>& pieces, std::vector<Message>& sends) {
-  std::byte* const memory = take_messages(pieces, true);
+  std::byte* const memory = take_messages(pieces, true, For::work);
   std::byte* at = memory;
   for (const Piece& piece : pieces) {
     const auto bytes = static_cast<std::size_t>(piece.rows.bytes());
@@ -58,7 +58,7 @@ void RankPass::send(int peer, const std::vector<Piece>& pieces, std::vector<Mess
 
 RankPass::Arrival RankPass::receive(int peer, std::vector<Piece> pieces, bool in_place, std::vector<Message>& receives) {
   Arrival arrival{peer, std::move(pieces), {}};
-  std::byte* const memory = take_messages(arrival.pieces, in_place);
+  std::byte* const memory = take_messages(arrival.pieces, in_place, For::messages);
   std::byte* at = memory;
   for (const Piece& piece : arrival.pieces) {
     const auto bytes = static_cast<std::size_t>(piece.rows.bytes());

@@ -64,10 +64,15 @@ class RankPass {
   /// Results of queries to the ranks that own these, and back: from buffers to shards.
   void return_queries(const std::vector<Role>& roles);
 
-  Rows query_rows(DType dtype, std::int64_t dim) { return memory_.rows(dtype, c_.batch(), c_.mine.q_rows, heads(false).size(), dim); }
-  Rows query_statistics(DType dtype) { return memory_.statistics(dtype, c_.batch(), c_.mine.q_rows, heads(false).size()); }
-  Rows key_rows(const Step& step, DType dtype, std::int64_t dim) {
-    return memory_.rows(dtype, c_.batch(), step.rows, heads(true).size(), dim);
+  using For = RowMemory::For;
+  Rows query_rows(DType dtype, std::int64_t dim, For use = For::work) {
+    return memory_.rows(dtype, c_.batch(), c_.mine.q_rows, heads(false).size(), dim, use);
+  }
+  Rows query_statistics(DType dtype, For use = For::work) {
+    return memory_.statistics(dtype, c_.batch(), c_.mine.q_rows, heads(false).size(), use);
+  }
+  Rows key_rows(const Step& step, DType dtype, std::int64_t dim, For use = For::work) {
+    return memory_.rows(dtype, c_.batch(), step.rows, heads(true).size(), dim, use);
   }
 
   /// The sink's logits of all heads; absent without a sink. Throws invalid_argument when they are not bound.
@@ -85,7 +90,7 @@ class RankPass {
  private:
   std::vector<Piece> shard_pieces(const std::vector<Transfer>& transfers, const std::vector<Role>& roles, int sharer) const;
   std::vector<Piece> buffer_pieces(const std::vector<Transfer>& transfers, const std::vector<Role>& roles) const;
-  std::byte* take_messages(const std::vector<Piece>& pieces, bool in_place);
+  std::byte* take_messages(const std::vector<Piece>& pieces, bool in_place, For use);
   /// Has the last messages, which are these pieces, come in slices.
   static void cut(std::vector<Message>& messages, const std::vector<Piece>& pieces);
   void send(int peer, const std::vector<Piece>& pieces, std::vector<Message>& sends);

@@ -89,20 +89,20 @@ bool is_dense(const Rows& rows) {
   return rows.dim_stride == element && rows.head_stride == rows.dim * element && rows.token_stride == rows.heads * rows.head_stride;
 }
 
-Rows RowMemory::rows(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
+Rows RowMemory::rows(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dim, For use) {
   const Rows sizes{.dtype = dtype, .batch = batch, .tokens = tokens, .heads = heads, .dim = dim};
-  return contiguous_like(sizes, take(static_cast<std::size_t>(sizes.bytes())));
+  return contiguous_like(sizes, take(static_cast<std::size_t>(sizes.bytes()), use));
 }
 
-Rows RowMemory::statistics(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads) {
+Rows RowMemory::statistics(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads, For use) {
   Rows rows{.dtype = dtype, .batch = batch, .tokens = tokens, .heads = heads};
   rows.dim_stride = rows.token_stride = size(dtype), rows.batch_stride = tokens * rows.token_stride;
   rows.head_stride = batch * rows.batch_stride;
-  rows.data = take(static_cast<std::size_t>(rows.bytes()));
+  rows.data = take(static_cast<std::size_t>(rows.bytes()), use);
   return rows;
 }
 
-std::byte* Buffers::take(std::size_t bytes) {
+std::byte* Buffers::take(std::size_t bytes, For /*use*/) {
   bytes_ += bytes;
   return blocks_.emplace_back(bytes).data();
 }

@@ -45,11 +45,13 @@ bool is_dense(const Rows& rows);
 class RowMemory {
  public:
   virtual ~RowMemory() = default;
-  virtual std::byte* take(std::size_t bytes) = 0;
+  /// What memory is for. Only messages may need memory of the transport, of which there may be little.
+  enum class For { work, messages };
+  virtual std::byte* take(std::size_t bytes, For use) = 0;
   /// [batch * tokens, heads, dim]: row b * tokens + token.
-  Rows rows(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dim);
+  Rows rows(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dim, For use = For::work);
   /// [heads, batch * tokens].
-  Rows statistics(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads);
+  Rows statistics(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads, For use = For::work);
 
   /// to = from, of equal sizes; converts to the type of `to`.
   virtual void copy(const Rows& from, const Rows& to) = 0;
@@ -65,7 +67,7 @@ class RowMemory {
 /// Host memory, zeros at first.
 class Buffers final : public RowMemory {
  public:
-  std::byte* take(std::size_t bytes) override;
+  std::byte* take(std::size_t bytes, For use) override;
   void copy(const Rows& from, const Rows& to) override;
   void add(const Rows& from, const Rows& to) override;
   std::uint64_t start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) override {

@@ -275,9 +275,7 @@ void gather(const Problem& problem, const Call& call, Buffers& buffers) {
   }
 }
 
-}  // namespace
-
-void check_places(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
+void check_places(const Call& call) {
   struct Given {
     Named named;
     TensorView view;
@@ -290,20 +288,24 @@ void check_places(const BackwardInputs& inputs, const BackwardOutputs& outputs) 
     check_reach(named.name, view);
     all.push_back({named, logical_view(view, false), output});
   };
-  const Call call = call_of(inputs, outputs);
   for (const Role& role : roles)
     if (const TensorView* given = call.*role.given; given != nullptr && given->present()) add({role.name}, *given, role.output(call.pass));
   for (const ParamBinding& param : *call.params)
     if (param.param.present()) add({param.param.name().c_str()}, param.tensor, false);
-  for (const ParamBinding& param : *call.dparams)
-    if (param.param.present()) add(gradient_of(param.param.name().c_str()), param.tensor, true);
+  if (call.dparams != nullptr)
+    for (const ParamBinding& param : *call.dparams)
+      if (param.param.present()) add(gradient_of(param.param.name().c_str()), param.tensor, true);
   add({"rng.state"}, call.rng->state, false);
-  for (const Given& given : all)
-    if (given.output) check_data(given.named, given.view);
+  for (const Given& given : all) check_data(given.named, given.view);
   check_overlaps([&](const auto& see) {
     for (const Given& given : all) see(given.named, given.view, given.output);
   });
 }
+
+}  // namespace
+
+void check_places(const ForwardInputs& inputs, const ForwardOutputs& outputs) { check_places(call_of(inputs, outputs)); }
+void check_places(const BackwardInputs& inputs, const BackwardOutputs& outputs) { check_places(call_of(inputs, outputs)); }
 
 void fill_buffers(const Problem& problem, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers) {
   gather(problem, call_of(inputs, outputs), buffers);

@@ -21,8 +21,9 @@ ByteRange bytes_of(const TensorView& view);
 bool overlap(const TensorView& a, const TensorView& b);
 bool overlap(const TensorView& a, const ByteRange& bytes_of_a, const TensorView& b);
 
-/// The checks of fill_buffers() on the caller's gradients when they are accumulated, since the plan then sees other tensors: outputs have
-/// aligned data and do not overlap any tensor.
+/// The checks of fill_buffers() on the caller's tensors where plans see others instead (gradients that are accumulated, shards of a
+/// context): data are aligned, and outputs do not overlap any tensor. Tensors that are absent, empty or without data are passed over.
+void check_places(const ForwardInputs& inputs, const ForwardOutputs& outputs);
 void check_places(const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
 }  // namespace foveal::problem

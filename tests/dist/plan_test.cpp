@@ -474,8 +474,8 @@ TEST(ContextPlan, WrongRequestsAreRefused) {
     return "";
   };
   EXPECT_EQ(message({.ranks = 0}), "ranks: 0; expected 1 to 4096");
-  EXPECT_EQ(message({.ranks = 4, .head_groups = 3}), "head_groups: 3 does not divide the 4 ranks");
-  EXPECT_EQ(message({.ranks = 4, .head_groups = 2}), "head_groups: 2 does not divide the 3 kv heads");
+  EXPECT_EQ(message({.ranks = 4, .head_groups = 3}), "head_groups: 3 does not divide the 4 ranks; expected a divisor of these");
+  EXPECT_EQ(message({.ranks = 4, .head_groups = 2}), "head_groups: 2 does not divide the 3 kv heads; expected a divisor of these");
   EXPECT_THROW(deal_named("ring"), Error);
   EXPECT_THROW(machine_named("cray"), Error);
 }

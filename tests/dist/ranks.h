@@ -57,7 +57,7 @@ class Shard {
     if (is_statistic(role)) {  // [batch, heads, tokens]
       view = whole.rank == 3 ? TensorView(nullptr, whole.dtype, {whole_.batch, whole_.heads, count})
                              : TensorView(nullptr, whole.dtype, {whole_.heads, count});
-      view.data = memory_.take(static_cast<std::size_t>(view.numel()) * size_of(whole.dtype));
+      view.data = memory_.take(static_cast<std::size_t>(view.numel()) * size_of(whole.dtype), RowMemory::For::work);
       mine_ = statistics_of(view);
     } else {
       view = whole.rank == 4 ? TensorView(mine_.data, whole.dtype, {whole_.batch, count, whole_.heads, whole_.dim})

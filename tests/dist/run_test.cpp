@@ -436,13 +436,81 @@ TEST(Dist, WrongCallsOfAContextAreRefused) {
     if (second.empty()) second = refusal_of([&] { run({.q = rows, .k = rows, .v = rows}); });
   };
   run({.q = rows, .k = rows, .v = rows});
-  EXPECT_EQ(second, "context: a call while another one runs on another thread; expected one at a time");
+  const std::string one_at_a_time = "context: a call while another one runs on another thread; expected one at a time";
+  EXPECT_EQ(second, one_at_a_time);
+  std::string made_meanwhile;
+  transport->gathering = [&] {
+    if (made_meanwhile.empty()) made_meanwhile = refusal_of([&] { ContextAttention(transport, {}, shapes); });
+  };
+  run({.q = rows, .k = rows, .v = rows});
+  EXPECT_EQ(made_meanwhile, one_at_a_time);
+  transport->gathering = {};
 
   ContextAttention other(std::move(attention));
   EXPECT_EQ(refusal_of([&] { run({.q = rows, .k = rows, .v = rows}); }),  // NOLINT(bugprone-use-after-move)
             "context: empty, as it was moved to another; expected one that was made");
   EXPECT_NE(refusal_of([&] { (void)attention.explain(); }), "");
   EXPECT_EQ(other.q_tokens().size(), 64U);
+}
+
+/// What one rank gets wrong is refused by all of them before anything is under way, as an ordinary call refuses it; then all go on.
+TEST(Dist, TensorsOfAPassAreCheckedAsThoseOfACall) {
+  struct Call {
+    ForwardInputs in;
+    ForwardOutputs out;
+    BackwardInputs back;
+    BackwardOutputs gradients;
+  };
+  struct Case {
+    std::function<void(Call&)> change;
+    const char *forward, *backward;  ///< what they say; null: nothing is wrong
+  };
+  const auto byte = [](TensorView& view) { view.data = static_cast<std::byte*>(view.data) + 1; };
+  const std::vector<Case> cases{
+      {[](Call& c) { c.out.out.strides[1] = c.gradients.dq.strides[1] = 0; }, "out: strides [0, 0, 16, 1] put two",
+       "dq: strides [0, 0, 16, 1] put two"},
+      {[](Call& c) { c.out.out.data = c.gradients.dq.data = c.in.q.data; }, "out: overlaps q in memory", "dq: overlaps q in memory"},
+      {[](Call& c) { c.out.lse.data = c.out.out.data, c.gradients.dk.data = c.gradients.dv.data; }, "out: overlaps lse", "dk: overlaps dv"},
+      {[&](Call& c) { byte(c.in.k), byte(c.back.dout); }, "k: address is not a multiple of 4", "dout: address is not a multiple of 4"},
+      {[](Call& c) { c.in.params.pop_back(), c.back.params.pop_back(); }, "sink: parameter s is not bound",
+       "gradient of parameter s: the parameter is not bound"},
+      {[](Call& c) { c.in.params.push_back(c.in.params[0]); }, "parameter rel: bound twice", nullptr},
+      {[](Call& c) { c.in.params[1].tensor.dtype = DType::i32; }, "parameter s: dtype i32; expected f64, f32", nullptr},
+      {[](Call& c) { c.gradients.dparams[1].tensor.dtype = DType::i32; }, nullptr, "gradient of parameter s: dtype i32; expected f32"},
+      {[](Call& c) { c.gradients.dparams[0].tensor.strides[0] = 0; }, nullptr, "gradient of parameter rel: strides [0] put two elements"},
+      {[](Call& c) { c.gradients.dparams[0].tensor.data = c.back.params[0].tensor.data; }, nullptr, "gradient of rel: overlaps rel"},
+      {[](Call& c) { c.gradients.dparams[0].param = Param("other", {64}); }, nullptr,
+       "gradient of parameter other: the parameter is not bound"},
+  };
+  const Param rel("rel", {64}), sink("s", {2});
+  Attention attention{.score_mod = symbols::score + rel(symbols::kv_idx), .mask = causal()};
+  attention.sink = sink;
+  const WholeShapes shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = 64, .seqlen_kv = 64, .head_dim = 16, .head_dim_v = 16};
+  const auto transports = thread_ranks(2, {.time_limit = 20});
+  test::on_threads(2, [&](int rank) {
+    std::vector<std::vector<float>> memory(13, std::vector<float>(32 * 2 * 16 + 1, 0.5f));
+    const auto rows = [&](std::size_t i) { return TensorView(memory[i].data(), DType::f32, {1, 32, 2, 16}); };
+    const auto values = [&](std::size_t i, std::int64_t size) { return TensorView(memory[i].data(), DType::f32, {size}); };
+    const std::vector<ParamBinding> params{{rel, values(9, 64)}, {sink, values(10, 2)}};
+    const TensorView lse(memory[4].data(), DType::f32, {1, 2, 32});
+    Call right{{.q = rows(0), .k = rows(1), .v = rows(2), .params = params},
+               {.out = rows(3), .lse = lse},
+               {.q = rows(0), .k = rows(1), .v = rows(2), .out = rows(3), .lse = lse, .dout = rows(5), .params = params},
+               {.dq = rows(6), .dk = rows(7), .dv = rows(8), .dparams = {{rel, values(11, 64)}, {sink, values(12, 2)}}}};
+    ContextOptions options;
+    options.unit = 16;
+    ContextAttention context(transports[static_cast<std::size_t>(rank)], attention, shapes, params, options);
+    for (const Case& wrong : cases) {
+      Call call = right;
+      if (rank == 1) wrong.change(call);
+      const auto expect = [&](const char* expected, const std::string& found) {
+        EXPECT_NE(found.find(expected), std::string::npos) << rank << ": " << found << "; expected " << expected;
+      };
+      if (wrong.forward != nullptr) expect(wrong.forward, refusal_of([&] { context.forward(call.in, call.out); }));
+      if (wrong.backward != nullptr) expect(wrong.backward, refusal_of([&] { context.backward(call.back, call.gradients); }));
+    }
+    EXPECT_EQ(refusal_of([&] { context.forward(right.in, right.out), context.backward(right.back, right.gradients); }), "");
+  });
 }
 
 TEST(Dist, WrongTransportsAndTokensAreRefused) {

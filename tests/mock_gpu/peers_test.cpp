@@ -183,6 +183,31 @@ TEST(Peers, AnyNumberOfMessagesMayBeUnderWay) {
         }));
 }
 
+/// A kernel that waits for messages may fill the queue of its GPU, so that its rank's host stops at a launch.
+TEST(Peers, NothingIsLeftToPostWhenKernelsWait) {
+  constexpr int count = 700;
+  const std::string id = peer_id();
+  std::vector<int> values(count, 7);
+  std::atomic<bool> is_there = false;
+  test::on_threads(2, [&](int me) {
+    const auto transport = peer_ranks(id, me, 2, {DeviceKind::cuda, me}, {.time_limit = 20});
+    auto* const inbox = static_cast<int*>(transport->allocate(count * sizeof(int)));
+    std::vector<Message> sends, receives;
+    for (int i = 0; i < count; ++i)
+      sends.push_back({0, &values[static_cast<std::size_t>(i)], sizeof(int)}), receives.push_back({1, inbox + i, sizeof(int)});
+    if (me == 1) return transport->wait_on({}, transport->start_on({}, sends, {}));
+    const std::uint64_t ticket = transport->start_on({}, {}, receives);
+    const std::optional<ArrivalWord> arrival = transport->arrival_word(ticket, 1);
+    ASSERT_TRUE(arrival);
+    const auto* word = reinterpret_cast<const std::atomic<std::uint32_t>*>(arrival->word);
+    const auto begin = std::chrono::steady_clock::now();
+    while (word->load() != arrival->value && std::chrono::steady_clock::now() - begin < std::chrono::seconds(5)) std::this_thread::yield();
+    is_there = word->load() == arrival->value;
+    transport->wait_on({}, ticket);
+  });
+  EXPECT_TRUE(is_there) << "the sender waits for a rank that waits for it";
+}
+
 /// Documents whose halves are on different ranks have a message each.
 TEST(Peers, PassesMaySendAnyNumberOfMessages) {
   setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
@@ -202,6 +227,36 @@ TEST(Peers, PassesMaySendAnyNumberOfMessages) {
     }));
     EXPECT_GT(most, static_cast<std::size_t>(documents)) << ranks;
   }
+}
+
+/// Counts what is allocated for its messages.
+class Counted final : public Watched {
+ public:
+  explicit Counted(Transport& transport) : Watched(std::shared_ptr<Transport>(&transport, [](Transport*) {}), [] {}) {}
+  void* allocate(std::size_t bytes) override { return ++allocations, Watched::allocate(bytes); }
+  long allocations = 0;
+};
+
+/// Peers have few places for memory that others write to, of whole pages.
+TEST(Peers, OnlyWhatIsReceivedNeedsMemoryOfMessages) {
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
+  cuda::jit::set_cache_folder("");
+  const auto most_allocations = [](const std::string& line, const char* deal) {
+    const problem::CaseData data(problem::parse_line(line));
+    ContextOptions options;
+    options.deal = deal, options.unit = 16, options.head_groups = 1;
+    std::atomic<long> most = 0;
+    expect_no(on_ranks(2, [&](Transport& transport) {
+      const auto counted = std::make_shared<Counted>(transport);
+      test::run_rank(counted, data, options, {}, {}, gpu);
+      most = std::max<long>(most, counted->allocations);
+    }));
+    return most.load();
+  };
+  EXPECT_EQ(most_allocations("backward bf16 h1 d64 mask=\"causal()\" lengths=96,96,96,96", "pieces"), 0);
+  std::string lengths = "96";
+  for (int i = 1; i < 300; ++i) lengths += ",96";
+  EXPECT_LT(most_allocations("backward bf16 h1 d64 mask=\"causal()\" lengths=" + lengths, "zigzag"), 20);
 }
 
 TEST(Peers, RanksThatLeaveAreReportedAtOnce) {

@@ -331,9 +331,16 @@ def test_wrong_calls_are_refused_on_every_rank():
             message(lambda: ft.attention(q, k, v))
             message(lambda: ft.attention(*shards, None, "causal()" if rank == 0 else "window(3)"))
             message(lambda: context.shard(shards[0]))
+            message(lambda: torch.func.grad(lambda q: ft.attention(q, *shards[1:]).sum())(shards[0]))
+            message(lambda: torch.vmap(lambda *qkv: ft.attention(*[t[None] for t in qkv])[0])(*shards))
+            message(lambda: torch.func.jvp(lambda q: ft.attention(q, *shards[1:]), (shards[0],), (shards[0],)))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64, deal="pieces"))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64, head_groups=3))
+        message(lambda: context.shard(torch.arange(64)))
+        message(lambda: context.unshard(shards[0], -5))
+        message(lambda: context.shard([1, 2]))
+        message(lambda: ft.context_parallel(dist.group.WORLD, [64], seq_dim=0, head_groups=2, heads=(3, 3, 8)))
         torch.testing.assert_close(ft.attention(q, k, v), ft.attention(q, k, v))  # outside, tensors are whole again
         """
     )
@@ -342,9 +349,14 @@ def test_wrong_calls_are_refused_on_every_rank():
         assert "query and key have 64 and 64 tokens; expected this rank's 32 of 64" in lines[0]
         assert lines[1].startswith("ValueError") and "ranks 0 and 1 differ in description" in lines[1]
         assert "shard: tensor: 32 tokens in dimension 1; expected the whole sequence, 64" in lines[2]
-        assert "expected contiguous or zigzag" in lines[3]
-        assert "leaves a rank of 2 without tokens; lower unit" in lines[4]
-        assert "head_groups: 3; expected a number that divides the 2 ranks" in lines[5]
+        assert all(["NotImplementedError" in line and "torch.func (grad, vmap, jvp)" in line for line in lines[3:6]])
+        assert "expected contiguous or zigzag" in lines[6]
+        assert "leaves a rank of 2 without tokens; lower unit" in lines[7]
+        assert "head_groups: 3; expected a number that divides the 2 ranks" in lines[8]
+        assert "shard: dim: 1 of a tensor [64]; expected a dimension of it" in lines[9]
+        assert "unshard: dim: -5 of a tensor [1, 32, 2, 8]; expected a dimension of it" in lines[10]
+        assert lines[11] == "TypeError shard: tensor: list; expected a torch.Tensor"
+        assert "head_groups: 2 with the 3 kv heads of heads=(3, 3, 8); expected a divisor of these" in lines[12]
 
 
 ERRORS = """
@@ -480,3 +492,119 @@ def test_errors_of_all_ranks_are_told_from_those_of_one():
             assert not refusals.are_of_all()
         """
     )
+
+
+def test_checkpointed_functions_run_again_in_their_context():
+    """Also when the backward pass begins after the context was left."""
+    run("""
+    from torch.distributed._composable import checkpoint as composable
+    from torch.utils.checkpoint import checkpoint
+    context = ft.context_parallel(dist.group.WORLD, 64, unit=8, threads=1)
+    whole, w, upstream = tensors(1, 64, 2, 16), torch.randn(16, 16), torch.randn(1, 64, 2, 16)
+    def attend(q, k, v):
+        return ft.attention(q @ w, k, v, None, "causal()", dropout_p=0.2, seed=3).sin()
+    class Module(torch.nn.Module):
+        def forward(self, *qkv):
+            return attend(*qkv)
+    want = torch.autograd.grad(attend(*whole), whole, upstream)
+    again = lambda function, reentrant: lambda *qkv: checkpoint(function, *qkv, use_reentrant=reentrant)
+    compiled = torch.compile(attend, backend="aot_eager")
+    ways = {
+        "plain": attend, "composable": Module(), "compiled inside": again(compiled, False), "compiled outside": torch.compile(again(attend, False), backend="aot_eager"),
+        "compiled inside reentrant": again(compiled, True), "reentrant": again(attend, True),
+        "nested": again(lambda *qkv: again(attend, False)(*qkv).neg().neg(), False), "nested in reentrant": again(again(attend, False), True),
+        "reentrant in nested": again(again(attend, True), False),
+    }
+    composable(ways["composable"])
+    for way, function in ways.items():
+        shards = [context.shard(t.detach()).requires_grad_() for t in whole]
+        with context:
+            out = function(*shards)
+        out.backward(context.shard(upstream))
+        for shard, gradient in zip(shards, want):
+            torch.testing.assert_close(shard.grad, context.shard(gradient), atol=1e-4, rtol=1e-4, msg=lambda m: way + m)
+        assert ft.operators.context is None
+
+    heads_first = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in whole]
+    causal = lambda *qkv: torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
+    want = torch.autograd.grad(causal(*heads_first).square().sum(), heads_first)
+    for reentrant in (False, True):
+        shards = [context.shard(t.detach(), 2).requires_grad_() for t in heads_first]
+        with context, ft.patch():
+            out = again(causal, reentrant)(*shards)
+        out.square().sum().backward()
+        for shard, gradient in zip(shards, want):
+            torch.testing.assert_close(shard.grad, context.shard(gradient, 2), atol=1e-4, rtol=1e-4, msg=lambda m: f"patched, {reentrant}: {m}")
+        assert not ft.routing._active
+    """)
+
+
+def test_a_context_is_used_by_one_thread_at_a_time():
+    run("""
+    import threading
+    context, other = [ft.context_parallel(dist.group.WORLD, 64, unit=8, threads=1, time_limit=30) for _ in range(2)]
+    q, k, v = [context.shard(t.detach()) for t in tensors(1, 64, 2, 16)]
+    errors = {}
+    def attend(mask):
+        try:
+            for _ in range(100):
+                context.unshard(ft.attention(q, k, v, None, mask))
+        except RuntimeError as error:
+            errors[mask] = str(error)
+    with context:
+        threads = [threading.Thread(target=attend, args=(mask,)) for mask in ("causal()", "window(5)")]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert errors and all(["a call while another one runs on another thread; expected one at a time" in e for e in errors.values()]), errors
+
+    entered = []
+    def enter():
+        try:
+            with other:
+                entered.append("")
+        except RuntimeError as error:
+            entered.append(str(error))
+    with context:
+        thread = threading.Thread(target=enter)
+        thread.start(), thread.join()
+    assert entered == ["context_parallel: entered while another thread is in one; expected one thread at a time"], entered
+    context.__enter__(), other.__enter__()
+    try:
+        context.__exit__()
+    except RuntimeError as error:
+        assert "left before a context that was entered later" in str(error), error
+    else:
+        raise AssertionError("contexts were left in the order in which they were entered")
+    other.__exit__(), context.__exit__()
+    assert ft.operators.context is None
+    """)
+
+
+def test_models_of_transformers():
+    pytest.importorskip("transformers")
+    run("""
+    import foveal.transformers
+    from transformers import MistralConfig, MistralForCausalLM
+    foveal.transformers.register()
+    model = MistralForCausalLM(
+        MistralConfig(
+            vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, sliding_window=20,
+            max_position_embeddings=128, attn_implementation="foveal",
+        )
+    )
+    ids = torch.randint(0, 50, (2, 96))
+    expected = model(ids, use_cache=False).logits.detach()
+    with ft.context_parallel(dist.group.WORLD, 96, seq_dim=1, unit=8, threads=1, time_limit=30) as context:
+        shard, positions, ones = context.shard(ids), context.shard(torch.arange(96)[None]), torch.ones(2, 48, dtype=torch.int64)
+        out = model(shard, position_ids=positions, attention_mask=ones, use_cache=False).logits
+        torch.testing.assert_close(context.unshard(out.detach()), expected)
+        for mask, message in ((None, "expected one of ones"), (ones - torch.eye(2, 48, dtype=torch.int64), "expected ones, or packed sequences")):
+            try:
+                model(shard, position_ids=positions, attention_mask=mask, use_cache=False)
+            except (NotImplementedError, ValueError) as error:
+                assert message in str(error), error
+            else:
+                raise AssertionError("a mask of shards was taken")
+        out = model(shard, position_ids=positions, attention_mask=ones, use_cache=False).logits
+        torch.testing.assert_close(context.unshard(out.detach()), expected)
+    """)

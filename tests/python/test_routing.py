@@ -127,3 +127,28 @@ def test_compiled_code_is_counted_when_it_is_traced_and_when_it_runs():
         with foveal.torch.patch() as again:
             compiled(q, k, v)
     assert not again.calls and again.compiled == 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_functions_run_again_as_they_were_routed(reentrant):
+    """Also when the backward pass begins afterwards: with torch's function it would drop other pairs than the forward pass did."""
+    from torch.utils.checkpoint import checkpoint
+
+    def attend(*qkv):
+        return F.scaled_dot_product_attention(*qkv, dropout_p=0.5)
+
+    values = tensors()
+
+    def gradients(way, inside):
+        qkv = [t.clone().requires_grad_() for t in values]
+        torch.manual_seed(3)
+        with foveal.torch.patch():
+            out = way(*qkv).sum()
+            if inside:
+                out.backward()
+        if not inside:
+            out.backward()
+        return [t.grad for t in qkv]
+
+    torch.testing.assert_close(gradients(lambda *qkv: checkpoint(attend, *qkv, use_reentrant=reentrant), inside=False), gradients(attend, inside=True))
+    assert not foveal.torch.routing._active

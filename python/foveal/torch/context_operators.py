@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from .._core import Program
 from ..describe import Rng, program
-from . import operators
+from . import checkpointing, operators
 
 if TYPE_CHECKING:
     from .context_parallel import ContextParallel
@@ -56,11 +56,13 @@ def _lse_shape(q: Tensor, heads_first: bool) -> tuple[int, ...]:
 
 
 def forward(context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    checkpointing.rerun_in("context", lambda: context)
     (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
-    plan = context.plan(found, (heads, heads_kv), q, v, params)
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    lse = q.new_empty(_lse_shape(q, found.heads_first), dtype=_wide(q))
-    plan.forward([q, k, v, out, lse], found.params, list(params), found.heads_first, *rng)
+    with context._turn():
+        plan = context.plan(found, (heads, heads_kv), q, v, params)
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        lse = q.new_empty(_lse_shape(q, found.heads_first), dtype=_wide(q))
+        plan.forward([q, k, v, out, lse], found.params, list(params), found.heads_first, *rng)
     return out, lse
 
 
@@ -70,12 +72,13 @@ def _gradients(
 ) -> list[Tensor | None]:  # fmt: skip
     """Of q, k, v and the parameters; None where none is wanted."""
     (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
-    plan = context.plan(found, (heads, heads_kv), q, v, params)
     gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
     trained = [i for i, wanted in enumerate(want[3:]) if wanted]
     sums = [torch.empty(params[i].shape, dtype=_wide(params[i]), device=q.device) for i in trained]
     tensors, names = [q, k, v, out, lse, operators.as_rows(dout), dlse, *gradients], found.params
-    plan.backward(tensors, names, list(params), [names[i] for i in trained], sums, found.heads_first, *rng)
+    with context._turn():
+        plan = context.plan(found, (heads, heads_kv), q, v, params)
+        plan.backward(tensors, names, list(params), [names[i] for i in trained], sums, found.heads_first, *rng)
     of_params: list[Tensor | None] = [None] * len(params)
     for i, total in zip(trained, sums):
         of_params[i] = total.to(params[i].dtype)
@@ -97,7 +100,8 @@ class _Shards(torch.autograd.Function):
         out, lse = forward(context, found, rng, q, k, v, params)
         ctx.context, ctx.found, ctx.rng = context, found, rng
         state = () if rng.state is None else (rng.state,)
-        ctx.save_for_backward(q, k, v, out, lse, *params, *state)
+        # One more tensor than attention saves outside of the context: if a checkpoint runs this again there, it sees that.
+        ctx.save_for_backward(q, k, v, out, lse, *params, *state, context._tokens_on(q.device))
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -106,7 +110,7 @@ class _Shards(torch.autograd.Function):
         want = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             raise NotImplementedError("context_parallel: second derivatives (create_graph=True); expected first ones")
-        q, k, v, out, lse, *rest = ctx.saved_tensors
+        q, k, v, out, lse, *rest, _ = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
         if dlse is not None:
             dlse = dlse.resolve_neg()

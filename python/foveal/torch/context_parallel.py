@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex
 
 import torch
 import torch.distributed as distributed
 import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _core, argument_errors
@@ -71,7 +74,7 @@ def context_parallel(
     whole on every rank: do not sum them over the group again.
 
     All ranks of the group make the same calls in the same order. Where they disagree on shapes, scores, masks or parameters, all of them raise a
-    ValueError that names the difference. Raises NotImplementedError for paged keys and second derivatives.
+    ValueError that names the difference. Raises NotImplementedError for paged keys, second derivatives and torch.func.
     """
     return ContextParallel(group, seqlen, seq_dim, masks, heads, deal, head_groups, unit, threads, time_limit, multiprocessors, engine)
 
@@ -115,7 +118,9 @@ class ContextParallel:
         self._options = deal, head_groups, unit, self.layout, threads
         self._plans: dict[Any, _core.ContextAttention] = {}
         self._on_devices: dict[Any, Tensor] = {}
-        self._outer: list[Any] = []
+        self._outer: list[tuple[Any, int]] = []  # what operators.context and _thread were when it was entered
+        self._thread = 0  # that has entered it
+        self._busy = threading.Lock()
         self._checked: dict[str, tuple[Any, ...]] = {}
         of_ranks = [
             _core.context_tokens(self.seqlen, self.size, rank, deal, unit, head_groups) if self.layout is None else self.layout.q_tokens(rank)
@@ -126,10 +131,12 @@ class ContextParallel:
             raise ValueError(f"context_parallel: seqlen: {seqlen} in units of {unit} leaves a rank of {self.size} without tokens; lower unit")
         self._transport = make_transport(self._group, self.rank, self.size, time_limit, multiprocessors, engine)
         self._by_host = isinstance(self._transport, HostTransport)
+        # One for all plans, which share its memory of GPUs and run one at a time.
+        self._carrier = _core.python_transport(self.rank, self.size, self._transport) if self._by_host else self._transport
         self._refusals = None if self._by_host else Refusals(self._group, self.size, time_limit)
         # A cotangent of lse is given on all ranks or on none, where ranks send it to each other; then zeros say nothing wrong.
         self.sends_dlse = self._by_host or (head_groups if self.layout is None else self.layout.head_groups) != 1
-        self._tokens(self.rank, torch.device("cpu"))
+        self._tokens_on(torch.device("cpu"))
         self.number = context_operators.register(self)
 
     def _layout(self, masks: Sequence[Any], heads: tuple[int, int, int], deal: str, head_groups: int, unit: int) -> _core.ContextLayout:
@@ -146,6 +153,8 @@ class ContextParallel:
             found = operators.program_of(bound)
             uses.append((found.attention, found.params, [p.detach().cpu() for p in captured]))
         heads_q, heads_kv, head_dim = heads
+        if head_groups > 0 and heads_kv % head_groups != 0:
+            raise ValueError(f"context_parallel: head_groups: {head_groups} with the {heads_kv} kv heads of heads={heads}; expected a divisor of these")
         sizes = [1, heads_q, heads_kv, self.seqlen, head_dim, head_dim]
         made = _core.context_layout(uses, _core.DType.bf16, sizes, self.lengths, self.size, deal, head_groups, unit)
         if any([made.q_tokens(rank) != made.kv_tokens(rank) for rank in range(self.size)]):
@@ -163,37 +172,66 @@ class ContextParallel:
         return self._of_ranks[self.rank]
 
     def __enter__(self) -> ContextParallel:
-        self._outer.append(operators.context)
-        operators.context = self
+        """On one thread at a time: calls of every thread are those of the context, as autograd has threads of its own."""
+        thread = threading.get_ident()
+        if operators.context is not None and operators.context._thread != thread and torch._C._current_graph_task_id() == -1:
+            raise RuntimeError("context_parallel: entered while another thread is in one; expected one thread at a time")
+        self._outer.append((operators.context, self._thread))
+        operators.context, self._thread = self, thread
         argument_errors.on_errors.append(self._refused)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        operators.context = self._outer.pop()
+        if operators.context is not self:
+            raise RuntimeError("context_parallel: left before a context that was entered later; expected the last one first")
+        operators.context, self._thread = self._outer.pop()
         argument_errors.on_errors.remove(self._refused)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One call at a time: messages of two would be mixed up."""
+        if not self._busy.acquire(blocking=False):
+            why = "context_parallel: a call while another one runs on another thread; expected one at a time"
+            self._transport.fail(why)  # the ranks are no longer at the same call
+            raise _known_to_all(RuntimeError(why))
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def shard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """A copy of this rank's rows of a whole tensor along dim (seq_dim by default). Differentiable."""
-        dim = self.seq_dim if dim is None else dim
+        dim = self._dim("shard", tensor, dim)
         if tensor.shape[dim] != self.seqlen:
             raise ValueError(f"shard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected the whole sequence, {self.seqlen}")
-        return tensor.index_select(dim, self._tokens(self.rank, tensor.device))
+        return tensor.index_select(dim, self._tokens_on(tensor.device))
 
     def unshard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """The whole tensor from every rank's rows, on every rank. Its gradient is this rank's rows of the gradient that arrives: right where
         all ranks go on to compute the same loss from it."""
-        dim = self.seq_dim if dim is None else dim
+        dim = self._dim("unshard", tensor, dim)
         if tensor.shape[dim] != len(self.positions):
             raise ValueError(f"unshard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected this rank's {len(self.positions)}")
-        result: Tensor = unshard_op(tensor, dim % tensor.dim(), self.number)
+        result: Tensor = unshard_op(tensor, dim, self.number)
         return result
+
+    def _dim(self, name: str, tensor: Tensor, dim: int | None) -> int:
+        """The dimension of tokens, counted from the first."""
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: tensor: {type(tensor).__name__}; expected a torch.Tensor")
+        dim = self.seq_dim if dim is None else dim
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise ValueError(f"{name}: dim: {dim} of a tensor {list(tensor.shape)}; expected a dimension of it (seq_dim= is for those that name none)")
+        return dim % tensor.dim()
 
     def _unshard(self, tensor: Tensor, dim: int) -> Tensor:
         rows_first = tensor.detach().movedim(dim, 0).contiguous()
         padded = rows_first.new_zeros((max(len(tokens) for tokens in self._of_ranks), *rows_first.shape[1:]))
         padded[: rows_first.shape[0]] = rows_first
         whole = rows_first.new_empty((self.seqlen, *rows_first.shape[1:]))
-        for rank, rows in enumerate(self._all_gather(padded)):
+        with self._turn():
+            of_ranks = self._all_gather(padded)
+        for rank, rows in enumerate(of_ranks):
             tokens = self._tokens(rank, whole.device)
             whole[tokens] = rows[: len(tokens)].to(whole.device)
         return whole.movedim(0, dim).contiguous()
@@ -212,6 +250,10 @@ class ContextParallel:
         return result
 
     def _agreed(self, state: Tensor) -> Tensor:
+        with self._turn():
+            return self._of_rank_0(state)
+
+    def _of_rank_0(self, state: Tensor) -> Tensor:
         if self._by_host:
             self._transport.agree([("call", "a seed of dropout")])
             result: Tensor = self._transport.all_gather(state.cpu())[0].to(state.device)
@@ -238,6 +280,10 @@ class ContextParallel:
         elif not self._refusals.are_of_all():
             self._transport.fail(str(error))
 
+    def _tokens_on(self, device: torch.device) -> Tensor:
+        """positions, on this device."""
+        return self._tokens(self.rank, device)
+
     def _tokens(self, rank: int, device: torch.device) -> Tensor:
         known = self._on_devices.get((rank, device))
         if known is None:
@@ -255,6 +301,8 @@ class ContextParallel:
             raise ValueError("context_parallel: cu_seqlens: packed sequences; expected context_parallel(seqlen=) to be their lengths")
         if q.device.type == "cpu" and not self._by_host:
             raise ValueError("context_parallel: q: in host memory; a group of NCCL carries that of its GPU")
+        if not torch.compiler.is_compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
+            raise NotImplementedError("context_parallel: torch.func (grad, vmap, jvp) and forward mode; expected autograd's backward passes")
         seq = 0 if self.lengths else 2 if operators.is_heads_first(key) else 1
         self.whole_seqlens(q.shape[seq], k.shape[seq])
         try:
@@ -302,7 +350,7 @@ class ContextParallel:
             sizes = [batch, *heads, self.seqlen, q.shape[-1], v.shape[-1]]
             dtype = getattr(_core.DType, _DTYPES[q.dtype])
             made = _core.ContextAttention(
-                self.rank, self.size, self._transport, found.attention, dtype, sizes, self.lengths, found.params,
+                self._carrier, found.attention, dtype, sizes, self.lengths, found.params,
                 [p.detach().cpu() for p in params], *self._options,
             )  # fmt: skip
             if made.q_tokens() != self.positions.tolist():
@@ -312,6 +360,11 @@ class ContextParallel:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[(looks, reads)] = known = made
         return known
+
+
+def _known_to_all(error: Exception) -> Exception:
+    error.of_all_ranks = True  # type: ignore[attr-defined]
+    return error
 
 
 _seen = WeakTensorKeyDictionary()  # tensor -> its number: unlike an id() it is not given to another tensor later

@@ -117,7 +117,9 @@ class HostTransport:
 
     def wait(self, ticket: int) -> None:
         begin = time.monotonic()
-        works = self._under_way.pop(ticket)
+        works = self._under_way.pop(ticket, None)
+        if works is None:  # another thread has closed it
+            raise RuntimeError(self._failure)
         for peer, work, _ in works:
             try:
                 work.wait(datetime.timedelta(seconds=max(self._time_limit - (time.monotonic() - begin), 0.001)))
@@ -137,7 +139,7 @@ class HostTransport:
 
     def agree(self, fields: list[tuple[str, str]], refusal: str = "") -> None:
         """Collective. Raises on every rank where these differ or one of them refuses."""
-        _core.context_agree(self._rank, self._size, self, fields, refusal)
+        _core.context_agree(_core.python_transport(self._rank, self._size, self), fields, refusal)
 
     def refuse(self, why: str) -> None:
         """Tells the others, who are at the same call, that this rank refuses it. All go on then, unless they are not there soon."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.attention.flex_attention as torch_flex
 
 from .. import logging
-from . import operators
+from . import checkpointing, operators
 from .flex import flex_attention
 from .sdpa import scaled_dot_product_attention
 
@@ -53,7 +53,11 @@ _count_traced = torch.compiler.assume_constant_result(_count)  # runs while torc
 def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        (_count_traced if torch.compiler.is_compiling() else _count)(function.__name__)
+        if torch.compiler.is_compiling():
+            _count_traced(function.__name__)
+        else:
+            _count(function.__name__)
+            checkpointing.rerun_in("patch", _patched_again)
         return function(*args, **kwargs)
 
     return counted
@@ -110,6 +114,10 @@ def _replace(replacements: dict[Any, Any]) -> None:
             if id(value) in by_id:
                 namespace[name] = by_id[id(value)]
     _forget_compiled()
+
+
+def _patched_again() -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if _active else patch()
 
 
 @contextlib.contextmanager
