@@ -372,7 +372,7 @@ TEST_F(Plans, LengthsTakeTheKernelsThatTheyHadByThemselves) {
     auto config = cuda::sm90_forward_choice(p, "sm_90a");
     const cuda::jit::KernelSource& taken = executable->sources().front();
     if (!config || taken.stem != config->config.kernel()) continue;
-    config->config.split_kv = taken.constants.text().find("kSplit = true") != std::string::npos;
+    config->config.split_kv = taken.constants.text().find("split_kv = true") != std::string::npos;
     const cuda::jit::KernelSource own = cuda::forward_sm90_source(p, config->config);
     EXPECT_EQ(taken.constants.text(), own.constants.text()) << line;
     EXPECT_TRUE(taken.score == own.score) << line;

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/jit/struct_text.h"
+
 namespace foveal::cuda::jit {
 
 /// Compile-time values of a kernel, in order. Equal settings give equal text.
@@ -20,7 +22,13 @@ class Constants {
   Constants& set(const std::string& name, bool value);
   Constants& set(const std::string& name, double value);
   Constants& set_type(const std::string& name, const std::string& type);  ///< `using Element = bf16;`
-  const std::string& text() const { return text_; }                       ///< one declaration per line: the body of config.cuh
+  /// `constexpr TYPE name{.field = value, ...};` of a struct of foveal::device that lists its `fields`; `file` of device/ declares it.
+  template <class Config>
+  Constants& set_struct(const std::string& name, const char* type, const char* file, const Config& config) {
+    text_ += base::join("#include \"", file, "\"\nconstexpr foveal::device::", type, " ", name, struct_text(config), ";\n");
+    return *this;
+  }
+  const std::string& text() const { return text_; }  ///< the body of config.cuh
 
  private:
   std::string text_;

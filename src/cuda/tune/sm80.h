@@ -25,7 +25,7 @@ struct Sm80Config {
   int ctas = 1;          ///< at least this many CTAs on a multiprocessor
 
   template <class Self, class Fn>
-  static void fields(Self& self, Fn fn) {
+  static void chosen(Self& self, Fn fn) {
     fn("block_q", self.block_q), fn("block_kv", self.block_kv), fn("warps", self.warps), fn("row_tiles", self.row_tiles);
     fn("stages", self.stages), fn("column_split", self.column_split), fn("ctas", self.ctas);
   }

@@ -60,7 +60,7 @@ std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
                                       .line_floats = static_cast<int>(lines.count(block_q(), block_kv)),
                                       .column_bytes = offset_steps * device::offset_step_bytes(block_kv),
                                       .table_bytes = static_cast<int>(bytes_of_tables(tables)),
-                                      .has_mask = listed});
+                                      .has_mask = tile_source == device::TileSource::list});
   return static_cast<std::size_t>(layout.bytes);
 }
 
@@ -71,18 +71,7 @@ std::string Sm90ForwardConfig::text() const {
 }
 
 void Sm90ForwardConfig::set(jit::Constants& constants) const {
-  constants.set("kBlockKv", block_kv)
-      .set("kConsumers", consumers)
-      .set("kStages", stages)
-      .set("kQueryStages", query_stages)
-      .set("kPairStages", pair_stages)
-      .set("kProducerRegisters", producer_registers())
-      .set("kConsumerRegisters", consumer_registers())
-      .set("kPingPong", ping_pong)
-      .set("kDecode", is_decode())
-      .set("kPackedHeads", packed_heads)
-      .set("kSplit", split_kv)
-      .set("kIntraWarpgroupOverlap", intra_warpgroup_overlap);
+  constants.set_struct("kConfig", "ForwardConfig", "layout/sm90_config.cuh", *this);
 }
 
 device::BackwardKernel Sm90BackwardConfig::kernel() const {

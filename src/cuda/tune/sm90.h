@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/device/layout/sm90.cuh"
+#include "cuda/device/layout/sm90_config.cuh"
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/source.h"
 #include "cuda/score/planned_read.h"
@@ -22,20 +23,10 @@ struct ReadPlan;  // tune/read_plan.h
 /// launch of 384 threads gives it.
 constexpr int sm90_consumer_registers(int producer_registers) { return (3 * 168 - producer_registers) / 2; }
 
-struct Sm90ForwardConfig {
+struct Sm90ForwardConfig : device::ForwardConfig {
   static constexpr const char* family = "sm90.forward";  ///< in files of tuned configurations
 
-  int block_kv = 128;
-  int consumers = 2;  ///< warpgroups of 64 rows
-  int stages = 2;     ///< of keys and values
-  int query_stages = 2;
-  bool ping_pong = true;                       ///< one warpgroup's softmax overlaps the products of another
-  bool intra_warpgroup_overlap = false;        ///< softmax overlaps the P V product of the same warpgroup
-  int packed_heads = 1;                        ///< GQA packing: query heads that share a tile
-  int pair_stages = 0;                         ///< of reads that TMA loads as tiles; 0: none
-  bool split_kv = false;                       ///< several tasks share the keys of a row of tiles
   bool paged = false;                          ///< the producer warp looks up pages or ranges, which takes more registers
-  bool listed = false;                         ///< tiles come from lists, and partial ones evaluate the mask
   LineValues lines{};                          ///< evaluated by a warp of the producer warpgroup
   std::vector<PairTile> tiles{};               ///< reads that TMA loads as tiles
   std::vector<ReadTable> tables{};             ///< in shared memory
@@ -44,21 +35,8 @@ struct Sm90ForwardConfig {
   bool offsets_first = false;                  ///< accumulators of scores start from the offsets
   bool raw_offsets = false;                    ///< long offsets are added to raw scores
 
-  /// The fields that are chosen and tuned; the others follow from them and the problem.
-  template <class Self, class Fn>
-  static void fields(Self& self, Fn fn) {
-    fn("block_kv", self.block_kv), fn("consumers", self.consumers), fn("stages", self.stages), fn("query_stages", self.query_stages);
-    fn("ping_pong", self.ping_pong), fn("intra_warpgroup_overlap", self.intra_warpgroup_overlap);
-    fn("packed_heads", self.packed_heads), fn("pair_stages", self.pair_stages);
-  }
-
-  bool is_decode() const { return consumers == 1 || packed_heads > 1; }  ///< decode and short prefill
   const char* kernel() const { return is_decode() ? "decode_sm90" : "forward_sm90"; }
-  int queries() const { return block_q() / packed_heads; }  ///< of a tile
-  int block_q() const { return 64 * consumers; }
-  int threads() const { return 128 * (1 + consumers); }
-  int producer_registers() const { return consumers == 3 ? 32 : !lines.empty() ? 56 : paged ? 40 : 24; }
-  int consumer_registers() const { return consumers == 3 ? 160 : !lines.empty() ? 224 : paged && consumers == 2 ? 232 : 240; }
+  int consumer_registers() const { return ForwardConfig::consumer_registers(!lines.empty(), paged); }
   std::size_t shared_bytes(const problem::Problem& problem) const;
   std::string text() const;  ///< "128x160 stages 2"
   void set(jit::Constants& constants) const;
@@ -81,7 +59,7 @@ struct Sm90BackwardConfig {
   std::vector<PlannedRead> reads{};  ///< trained reads
 
   template <class Self, class Fn>
-  static void fields(Self& self, Fn fn) {
+  static void chosen(Self& self, Fn fn) {
     fn("block_q", self.block_q), fn("block_kv", self.block_kv), fn("stages", self.stages), fn("pair_stages", self.pair_stages);
     fn("group_tasks", self.group_tasks);
   }

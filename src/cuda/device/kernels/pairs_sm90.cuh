@@ -185,7 +185,7 @@ struct Consumer {
   }
 
   FOVEAL_DEVICE void load_tiled(TiledValues (&tiled)[kHalf / 16], u32 use) const {
-    const TiledView<false, kBlockQ, kHalf> view(pipelines.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.sm90.attention.score);
+    const TiledView<false, Pairs> view(pipelines.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.sm90.attention.score);
     pipelines.pairs.pipeline.consumer_wait(use);
 #pragma unroll
     for (int n = 0; n < kHalf / 16; ++n) tiled[n] = view.load(n);

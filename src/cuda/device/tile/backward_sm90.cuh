@@ -26,7 +26,7 @@ using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 using KeyTile = SwizzledTile<kBlockKv, kKeyStep>;
 using Lines = LineTile<kBlockKv, kBlockQ>;
-using Pairs = PairTiles<kBlockQ, kBlockKv>;
+using Pairs = PairTiles<kBlockQ, kBlockKv, kPairStages>;
 
 constexpr BackwardLayout kShared{{.block_q = kBlockQ,
                                   .block_kv = kBlockKv,

@@ -87,8 +87,8 @@ struct BackwardSoftmax : BackwardScores {
     PairPrefetch loaded;
     TiledValues tiled[kCount / 8];
     u32 dropped_words[kBlockQ / 64];
-    const TiledView<true, kBlockQ, kBlockKv> tiles(pipelines.pairs, use, first_key + 16 * (thread / kWarp), work.first_pair(args.attention),
-                                                   args.attention.score);
+    const TiledView<true, Pairs> tiles(pipelines.pairs, use, first_key + 16 * (thread / kWarp), work.first_pair(args.attention),
+                                       args.attention.score);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) raws[i] = scores[i];
 #pragma unroll
@@ -155,8 +155,8 @@ struct BackwardSoftmax : BackwardScores {
                                       u32 use) const {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
-    const TiledView<true, kBlockQ, kBlockKv> tiles(pipelines.pairs, use, first_key + 16 * (thread / kWarp), work.first_pair(args.attention),
-                                                   args.attention.score);
+    const TiledView<true, Pairs> tiles(pipelines.pairs, use, first_key + 16 * (thread / kWarp), work.first_pair(args.attention),
+                                       args.attention.score);
     TiledValues tiled;
     const u32 lse = pipelines.lse(use) + 4 * fragment_first_column(thread);
     const KeptColumns<Walk> columns = kept_columns(warp_pairs(work, use, prefetched), work);

@@ -16,7 +16,7 @@ constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 using Walk = TileWalk<kSource, false>;
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
-using Pairs = PairTiles<kBlockQ, kHalf>;
+using Pairs = PairTiles<kBlockQ, kHalf, kPairStages>;
 using Tiled = TiledValues[kHalves][kHalf / 16];
 constexpr bool kHoldTiles = kHoldPairs && kPairTiles > 0 && kPairTiles <= 2;          // registers suffice for no more
 constexpr int kFirstCleaner = kPairTiles > 0 ? 2 : 1, kCleaners = 4 - kFirstCleaner;  // warps
