@@ -94,6 +94,11 @@ Constants& Constants::set_type(const std::string& name, const std::string& type)
   return *this;
 }
 
+Constants& Constants::include(const std::string& file) {
+  text_ += base::join("#include \"", file, "\"\n");
+  return *this;
+}
+
 std::string assemble(const KernelSource& source) { return Assembler(source).run(); }
 
 std::string_view embedded_file(std::string_view path) {

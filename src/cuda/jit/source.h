@@ -22,10 +22,12 @@ class Constants {
   Constants& set(const std::string& name, bool value);
   Constants& set(const std::string& name, double value);
   Constants& set_type(const std::string& name, const std::string& type);  ///< `using Element = bf16;`
+  Constants& include(const std::string& file);                            ///< of device/, which declares what follows
   /// `constexpr TYPE name{.field = value, ...};` of a struct of foveal::device that lists its `fields`; `file` of device/ declares it.
   template <class Config>
   Constants& set_struct(const std::string& name, const char* type, const char* file, const Config& config) {
-    text_ += base::join("#include \"", file, "\"\nconstexpr foveal::device::", type, " ", name, struct_text(config), ";\n");
+    include(file);
+    text_ += base::join("constexpr foveal::device::", type, " ", name, struct_text(config), ";\n");
     return *this;
   }
   const std::string& text() const { return text_; }  ///< the body of config.cuh

@@ -3,7 +3,7 @@
 // One group of lanes for each row of statistics, padding rows included. Rows kept from part to part (KeptRows) are prepared once, while
 // each part measures far rows over its own keys: concurrent parts have their own lse2, largest and far.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits,
+// config.cuh: Element, SeqlenIndex; kProblem.head_dim, kProblem.head_dim_v (multiples of 8, up to 256), kBlockQ, kProblem.varlen, kReproducible, kProblem.bin_bits,
 // kMaskIsBand, kKeepsRows.
 #include "layout/agreed.cuh"
 #include "schedule/tasks.cuh"
@@ -15,7 +15,7 @@
 
 namespace foveal::device {
 
-constexpr int kRowLanes = prepare_row_lanes(kHeadDimV);
+constexpr int kRowLanes = prepare_row_lanes(kProblem.head_dim_v);
 constexpr int kThreads = kPrepareThreads;
 constexpr int kRowsPerBlock = kThreads / kRowLanes;
 
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
   const int head = blockIdx.y, batch = blockIdx.z;
   const int row = blockIdx.x * kRowsPerBlock + threadIdx.x / kRowLanes;
   const int lane = threadIdx.x % kRowLanes;
-  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, batch);
+  const Sequence sequence = find_sequence(attention, batch);
   const bool has_statistics = row < round_up(sequence.len_q, kRowStep);  // has a row of statistics
   const bool exists = row < sequence.len_q;
   const i64 token = sequence.first_q + row;
@@ -79,10 +79,10 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     kept.keys[kept.number] = {
         attention.k, attention.v, attention.kv_offset, attention.seqlen_kv, kept.first_row, kept.first_row + attention.seqlen_q, 0};
   }
-  const i64 stat = stat_row<kVarlen>(args, sequence, head) + row;
+  const i64 stat = stat_row<kProblem.varlen>(args, sequence, head) + row;
   const float lse = exists && lane == 0 ? row_value(attention.lse) : -infinity();
   float sum = 0;
-  if (begins && exists && 8 * lane < kHeadDimV) {
+  if (begins && exists && 8 * lane < kProblem.head_dim_v) {
     const auto at = [&](const Tensor& tensor) {
       return *reinterpret_cast<const uint4*>(static_cast<const u16*>(tensor.data) + batch * tensor.batch + head * tensor.head +
                                              token * tensor.seq + 8 * lane);
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
       float total = 0;
       for (int r = 0; r < kRowsPerBlock; ++r) total += terms[r];
       const ParamGradient& gradient = attention.gradient[kSinkParam];
-      ExactSum<kBinBits>::add(gradient.bins, gradient.elements, head, total);
+      ExactSum<kProblem.bin_bits>::add(gradient.bins, gradient.elements, head, total);
     }
   }
 }

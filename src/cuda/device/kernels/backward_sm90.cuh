@@ -4,9 +4,9 @@
 // Two consumer warpgroups own 64 keys each. Only dQ = dS K needs all keys of the tile, so dS^T goes through shared memory (double-buffered,
 // one barrier a tile).
 //
-// config.cuh: kBackwardKernel = BackwardKernel::narrow; Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for
-// head dims up to 64), kStages, kTileSource (a TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms,
-// kBinBits; kProducerRegisters, kConsumerRegisters.
+// config.cuh: kBackwardKernel = BackwardKernel::narrow; Element, SeqlenIndex; kProblem.head_dim, kProblem.head_dim_v (multiples of 8), kBlockQ (64, or 128 for
+// head dims up to 64), kStages, kTileSource (a TileSource), kPairStages; kProblem.varlen, kProblem.dropout, kReproducible, kCollects, kCollectsTerms,
+// kProblem.bin_bits; kProducerRegisters, kConsumerRegisters.
 #include "tile/backward_cta.cuh"
 #include "tile/store_fragment.cuh"
 
@@ -29,7 +29,7 @@ constexpr bool kEarlyKind = kBlockQ == 64;
 
 /// Whether full tiles have a copy of the step of their own, without branches by kind: up to 8 % faster than one copy for all kinds. Head
 /// dims up to 64 gain nothing, scores 1 % for up to twice the compile time.
-constexpr bool kFullTilesApart = !kHasScore && !kDropout && kBlockQ == 64;
+constexpr bool kFullTilesApart = !kHasScore && !kProblem.dropout && kBlockQ == 64;
 
 /// One warpgroup: 64 keys of every task, and one part of dQ.
 struct Consumer : BackwardWarpgroup {
@@ -51,7 +51,7 @@ struct Consumer : BackwardWarpgroup {
       for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
       bool partial;
       if (work.next_tile<true>(args, partial)) accumulate(work, partial, tile, tasks++, dk, dv, table_loader);
-      write_rows<kHeadDimV>(args.attention.dv, work, dv, 1.0f);
+      write_rows<kProblem.head_dim_v>(args.attention.dv, work, dv, 1.0f);
       write_dk(work, dk);
     }
   }

@@ -6,8 +6,8 @@
 // later each computes some columns of dQ over the keys of both CTAs. This halves the atomic additions to dQ in global memory, which would
 // otherwise be the bottleneck.
 //
-// config.cuh: kBackwardKernel = BackwardKernel::wide; Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages,
-// kTileSource (a TileSource); kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kProducerRegisters,
+// config.cuh: kBackwardKernel = BackwardKernel::wide; Element, SeqlenIndex; kProblem.head_dim, kProblem.head_dim_v (multiples of 8), kBlockQ = 64, kStages,
+// kTileSource (a TileSource); kProblem.varlen, kProblem.dropout, kReproducible, kCollects, kCollectsTerms, kProblem.bin_bits; kProducerRegisters,
 // kConsumerRegisters.
 #include "tile/backward_cta.cuh"
 #include "tile/store_fragment.cuh"
@@ -127,7 +127,7 @@ struct DvWarpgroup : WideWarpgroup<0, kCtaColumns - kDkSideColumns> {
         }
         ++tasks;
       }
-      write_rows<kHeadDimV>(args.attention.dv, work, dv, 1.0f);
+      write_rows<kProblem.head_dim_v>(args.attention.dv, work, dv, 1.0f);
     }
   }
 };

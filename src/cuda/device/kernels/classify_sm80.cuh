@@ -1,6 +1,6 @@
 // Classifies the tiles of a mask that reads data: one block for each tile evaluates every pair once.
 //
-// config.cuh: kBlockQ, kBlockKv, kTransposed, kMaskHeads, kVarlen, SeqlenIndex.
+// config.cuh: kBlockQ, kBlockKv, kTransposed, kMaskHeads, kProblem.varlen, SeqlenIndex.
 #include "layout/agreed.cuh"
 #include "tile_classes.cuh"
 #include "tile/problem.cuh"

@@ -3,7 +3,7 @@
 // are split over several (split-KV), which kernels/merge_splits_sm90.cuh merges. One warp loads, one or two warpgroups of 64 rows
 // compute.
 //
-// config.cuh: as for kernels/forward_sm90.cuh.
+// config.cuh: kProblem, kConfig (a ForwardConfig).
 #include "ptx/dependent_launch.cuh"
 #include "tile/decode_epilogue.cuh"
 #include "tile/forward_cta.cuh"
@@ -11,7 +11,7 @@
 
 namespace foveal::device {
 
-static_assert(kConfig.is_decode() && !kDropout && !kPart && kPairReads == 0 && kPairTiles == 0 && kTables == 0 && !kOffsetsInScores);
+static_assert(kConfig.is_decode() && !kProblem.dropout && !kProblem.part && kPairReads == 0 && kPairTiles == 0 && kTables == 0 && !kOffsetsInScores);
 static_assert(kConfig.packed_heads == 1 || !kHasLines, "lines are those of one head");
 
 /// One warpgroup: 64 rows of every task.

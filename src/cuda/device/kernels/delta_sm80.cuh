@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     const R row_lse = lse[row * args.lse.seq];
     const bool empty = row_lse == -infinity();
     if (!empty) {
-      for (int d = lane_id(); d < kHeadDimV; d += kWarp) {
+      for (int d = lane_id(); d < kProblem.head_dim_v; d += kWarp) {
         sum = fma_real(to_real(out.data[row * out.row_stride + d * out.col_stride]),
                        to_real(dout.data[row * dout.row_stride + d * dout.col_stride]), sum);
       }
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
       R sum = 0;
       for (int w = 0; w < kWarps; ++w) sum += sink_terms[w];
       const ParamGradient& gradient = args.gradient[kSinkParam];
-      ExactSum<kBinBits>::add(gradient.bins, gradient.elements, head, sum);
+      ExactSum<kProblem.bin_bits>::add(gradient.bins, gradient.elements, head, sum);
     }
   }
 }

@@ -68,7 +68,7 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
         }
       }
       state.sum[m][i] = state.sum[m][i] * alpha[m][i] + sum;
-      if constexpr (kDropout) {
+      if constexpr (kProblem.dropout) {
         const DropoutRow dropout(args.dropout, dropout_row(args, at.batch, at.head));
 #pragma unroll
         for (int n = 0; n < kN8; ++n) {
@@ -108,7 +108,7 @@ FOVEAL_DEVICE void part_epilogue(const AttentionArgs& args, const Sequence& seq,
       const double before = args.part.adds_to_q && row < seq.len_q ? rows[row * args.lse.seq] : none;
       const PartWeights<R> weights = join_part<R>(lse[m][i], before, args.part);
       R factor = sum == 0 ? R(0) : weights.part / sum;
-      if constexpr (kDropout) factor *= keep_scale(args);
+      if constexpr (kProblem.dropout) factor *= keep_scale(args);
       previous_weight[m][i] = weights.previous;
 #pragma unroll
       for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
@@ -122,7 +122,7 @@ FOVEAL_DEVICE void part_epilogue(const AttentionArgs& args, const Sequence& seq,
       const int row = q_local + 16 * m + 8 * i;
       if (col == 0 && lane_id() % 4 == 0 && row < seq.len_q) rows[row * args.lse.seq] = lse[m][i];
     }
-  add_to_part(args.out, seq, head, row_begin, seq.len_q, col, kHeadDimV, acc, R(1), [&](int m, int i) { return previous_weight[m][i]; });
+  add_to_part(args.out, seq, head, row_begin, seq.len_q, col, kProblem.head_dim_v, acc, R(1), [&](int m, int i) { return previous_weight[m][i]; });
 }
 
 /// Normalises the output and writes lse.
@@ -145,7 +145,7 @@ FOVEAL_DEVICE void finish_softmax(const AttentionArgs& args, const Sequence& seq
         factor = joined == 0 ? R(0) : of_keys / joined;
         row_lse = joined == 0 ? -infinity() : high + log_real(joined);
       }
-      if constexpr (kDropout) factor *= keep_scale(args);
+      if constexpr (kProblem.dropout) factor *= keep_scale(args);
 #pragma unroll
       for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
       const int row = q_local + 16 * m + 8 * i;
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
 #pragma unroll
     for (int i = 0; i < 2; ++i) state.max[m][i] = -infinity(), state.sum[m][i] = 0;
 
-  const auto load_queries = [&] { queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kHeadDim); };
+  const auto load_queries = [&] { queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kProblem.head_dim); };
   queries.for_each_kv_tile(args, k_smem, v_smem, kept, false, load_queries, [&](int kv_begin, bool masked, auto keys, auto values) {
     R s[kRowTiles][kN8][4];
     multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, keys);
@@ -202,9 +202,9 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
     multiply_rn<kRowTiles, kCols>(acc, p, values, col);
   });
 
-  if constexpr (kPart) return part_epilogue(args, seq, at.head, queries.begin + row_in_tile, q_local, col, state, acc);
+  if constexpr (kProblem.part) return part_epilogue(args, seq, at.head, queries.begin + row_in_tile, q_local, col, state, acc);
   finish_softmax(args, seq, at.head, q_local, col, state, acc);
   put_rows<kRowTiles, kCols / 8>(out_smem, row_in_tile, col, acc, R(1));
   __syncthreads();
-  queries.rows(args.out).store(out_smem, queries.begin, seq.len_q, kHeadDimV);
+  queries.rows(args.out).store(out_smem, queries.begin, seq.len_q, kProblem.head_dim_v);
 }

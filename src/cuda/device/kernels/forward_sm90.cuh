@@ -5,8 +5,7 @@
 // warpgroups uses the other units: ping-pong scheduling by named barriers. Tasks are pipelined without a bubble: the first
 // product of the next task is issued together with the last one of this task.
 //
-// config.cuh: kConfig (a ForwardConfig, layout/sm90_config.cuh); Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kVarlen, kKeyRows,
-// kPageSize, SeqlenKvIndex, kDropout.
+// config.cuh: kProblem, kConfig (a ForwardConfig).
 #include "tile/forward_cta.cuh"
 #include "tile/forward_epilogue.cuh"
 #include "tile/forward_phases.cuh"

@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
 
   const R exponent = score_exponent(args);
   RowMeasure<R> measures[kRowTiles][2];
-  const auto load_queries = [&] { queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kHeadDim); };
+  const auto load_queries = [&] { queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kProblem.head_dim); };
   queries.for_each_kv_tile(args, k_smem, v_smem, kept, false, load_queries, [&](int kv_begin, bool, auto keys, auto) {
     R s[kRowTiles][kN8][4];
     multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, keys);
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
       if constexpr (kSinkParam >= 0) {
         const R delta = row_values(args.delta, seq.batch, seq.first_q, head)[row * args.delta.seq];
         const ParamGradient& gradient = args.gradient[kSinkParam];
-        ExactSum<kBinBits>::add(gradient.bins, gradient.elements, head, -exp_real(sink - natural - log_sum) * delta);
+        ExactSum<kProblem.bin_bits>::add(gradient.bins, gradient.elements, head, -exp_real(sink - natural - log_sum) * delta);
       }
     }
   }

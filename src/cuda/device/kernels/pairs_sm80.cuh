@@ -101,10 +101,10 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
       if (!found) continue;
 
       const int head_kv = head / args.group_size;
-      HeadView(args.q, batch, seq.first_q, head).load(q_smem, q_begin, seq.len_q, kHeadDim);
-      HeadView(args.dout, batch, seq.first_q, head).load(dout_smem, q_begin, seq.len_q, kHeadDimV);
-      HeadView(args.k, batch, seq.first_kv, head_kv).load(k_smem, kv_begin, seq.len_kv, kHeadDim);
-      HeadView(args.v, batch, seq.first_kv, head_kv).load(v_smem, kv_begin, seq.len_kv, kHeadDimV);
+      HeadView(args.q, batch, seq.first_q, head).load(q_smem, q_begin, seq.len_q, kProblem.head_dim);
+      HeadView(args.dout, batch, seq.first_q, head).load(dout_smem, q_begin, seq.len_q, kProblem.head_dim_v);
+      HeadView(args.k, batch, seq.first_kv, head_kv).load(k_smem, kv_begin, seq.len_kv, kProblem.head_dim);
+      HeadView(args.v, batch, seq.first_kv, head_kv).load(v_smem, kv_begin, seq.len_kv, kProblem.head_dim_v);
       copy_commit();
       RowStatistics rows[kRowTiles][2];
       R delta[kRowTiles][2];

@@ -8,7 +8,7 @@
 // remaining warps write zeros to tiles that the mask drops, instead of a memset: with each task those of the mirrored row, so that under a
 // causal mask writes are spread evenly over time. All at once they would starve everything else.
 //
-// config.cuh: Element, SeqlenIndex, Gradient (type of the parameter's gradient); kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockKv
+// config.cuh: Element, SeqlenIndex, Gradient (type of the parameter's gradient); kProblem.head_dim, kProblem.head_dim_v (multiples of 8, up to 256), kBlockKv
 // (64 or 128), kConsumers, kStages, kPairStages, kTasksAhead (of the zeroing warps), kTileSource (a TileSource); kPairsRead,
 // kPairsOwnBatch, kPairsOwnHead (is the parameter indexed by batch, by head?), kPairsDiffer (pair reads differ between those that share an
 // element), kHoldPairs (pair reads stay in registers), kCovers; kProducerRegisters, kConsumerRegisters.

@@ -10,7 +10,7 @@
 //  any       terms are transposed through shared memory, to lanes that own half of a row each
 // Bins of a row stay in shared memory until its walk ends.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kConsumers, kStages, kTileSource (a TileSource);
+// config.cuh: Element, SeqlenIndex; kProblem.head_dim, kProblem.head_dim_v (multiples of 8, up to 256), kConsumers, kStages, kTileSource (a TileSource);
 // kProducerRegisters, kConsumerRegisters.
 #include "score/far_row.cuh"
 #include "score/read_targets.cuh"

@@ -50,7 +50,7 @@ struct BackwardWarpgroup : BackwardGradients {
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) dk[i] = apply_unit(dk[i], unit);
     }
-    write_rows<kHeadDim>(args.attention.dk, work, dk, scale);
+    write_rows<kProblem.head_dim>(args.attention.dk, work, dk, scale);
   }
 
   template <int columns, int count>
@@ -64,7 +64,7 @@ struct BackwardWarpgroup : BackwardGradients {
         add_four(to + i * 128, acc[i] * factor, acc[i + 1] * factor, acc[i + 2] * factor, acc[i + 3] * factor);
       return;
     }
-    if constexpr (kPart) {
+    if constexpr (kProblem.part) {
       float* rows = static_cast<float*>(tensor.data) + work.task.batch * tensor.batch + work.task.head * tensor.head;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

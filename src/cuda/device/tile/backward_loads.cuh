@@ -29,7 +29,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Pipelines& pipelines) {
   BackwardTask work;
   u32 tile = 0, tasks = 0;
   while (work.next(round, args)) {
-    const int batch = kVarlen ? 0 : work.task.batch;
+    const int batch = kProblem.varlen ? 0 : work.task.batch;
     const int batch_kv = kRaggedKv ? 0 : batch, row_kv = work.sequence.first_kv + work.first_kv();
     const auto load_key = [&] {
       pipelines.key.producer_acquire(tasks);
@@ -46,7 +46,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Pipelines& pipelines) {
       const int head = work.head_q(args.attention);
       const int row_q = work.first_q();
       const int token = work.sequence.first_q + row_q;
-      const i64 stat = stat_row<kVarlen>(args, work.sequence, head) + row_q;
+      const i64 stat = stat_row<kProblem.varlen>(args, work.sequence, head) + row_q;
       const bool follows = first && tasks > 0;  // the previous task releases V before K
       if (first && !follows) load_key();
       pipelines.query.producer_acquire(tile);
@@ -81,7 +81,7 @@ FOVEAL_DEVICE void order_dq_adds(const Sm90Args& args, const Pipelines& pipeline
   bool partial;
   while (work.next(round, args)) {
     while (work.next_tile(args, partial)) {
-      const i64 row = stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q();
+      const i64 row = stat_row<kProblem.varlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q();
       const int first_key =
           kSource == TileSource::band ? max(work.first_q() + args.band_low, 0) : 0;  // first key that the tile's queries keep
       const u32 order = work.task.row - first_key / kTaskKeys;

@@ -15,7 +15,7 @@
 
 namespace foveal::device {
 
-constexpr int kDimV = round_up(kHeadDimV, 16);
+constexpr int kDimV = round_up(kProblem.head_dim_v, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 constexpr bool kSlopeEarly = kHasScore && (kSlopeOfScore || !kSumsTerms);  // multiply d score_mod / d score into P at once
@@ -130,7 +130,7 @@ struct BackwardTask {
   FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
     do {
       if (!task_at<kClusterSize>(++round, args.order, task)) return false;
-      sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args.attention, task.batch);
+      sequence = find_sequence(args.attention, task.batch);
     } while (kRaggedKv && first_kv_of_task() >= sequence.len_kv);
     group_end = args.attention.group_size;
     group_head = -1;

@@ -20,7 +20,7 @@ struct DecodeEpilogue : TileScores<PackedRows> {
 
   /// Row r of this split in the workspace.
   FOVEAL_DEVICE i64 split_row(const ForwardTask& work, int r) const {
-    const int first = kVarlen ? work.sequence.first_q : work.task.batch * args.attention.seqlen_q;
+    const int first = kProblem.varlen ? work.sequence.first_q : work.task.batch * args.attention.seqlen_q;
     return work.split * args.split_rows + static_cast<i64>(first + query_of(work, r)) * args.attention.heads_q + head_of(work, r);
   }
 
@@ -51,7 +51,7 @@ struct DecodeEpilogue : TileScores<PackedRows> {
     epilogue.rows = (exists(work, 0) ? 1 : 0) + (exists(work, 1) ? 2 : 0);
     for (int r = 0; r < 2; ++r) {
       if constexpr (kConfig.split_kv) {
-        epilogue.split_out[r] = args.split_out + split_row(work, r) * kHeadDimV;
+        epilogue.split_out[r] = args.split_out + split_row(work, r) * kProblem.head_dim_v;
       } else {
         epilogue.out[r] = static_cast<u16*>(out.data) + work.task.batch * out.batch + head_of(work, r) * out.head +
                           (work.sequence.first_q + query_of(work, r)) * out.seq;
@@ -63,7 +63,7 @@ struct DecodeEpilogue : TileScores<PackedRows> {
   FOVEAL_DEVICE void write_out(const EpilogueState& epilogue, const float (&acc)[kDimV / 2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int columns = epilogue.rows >> r & 1 ? kHeadDimV : 0;
+      const int columns = epilogue.rows >> r & 1 ? kProblem.head_dim_v : 0;
       if constexpr (kConfig.split_kv) {
         store_row(epilogue.split_out[r], acc, r, epilogue.factor[r], columns, thread % 32);
       } else {

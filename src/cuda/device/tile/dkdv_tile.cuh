@@ -39,7 +39,7 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
           if constexpr (kHasScore) modified = score_forward(x, at, args.score);
           const R p = probability_of(args, modified, {largest[in_tile], lse2[in_tile]});
           R dropped = p;
-          if constexpr (kDropout) {
+          if constexpr (kProblem.dropout) {
             const bool keep = dropout.keep(u32(args.q_offset) + col, u32(args.kv_offset) + row);
             dropped = keep ? p * keep_scale(args) : R(0);
             y = keep ? y * keep_scale(args) : R(0);
@@ -88,8 +88,8 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared) 
   const auto dout_stage = [&](int stage) { return SharedTile<Element, kBlockQ, kHeadDimVPadded>{dout_smem.row(stage * kBlockQ)}; };
   const auto load = [&](int head, int tile, int stage) {
     const int row = tile * kBlockQ;
-    HeadView(args.q, seq.batch, seq.first_q, head).load(q_stage(stage), row, seq.len_q, kHeadDim);
-    HeadView(args.dout, seq.batch, seq.first_q, head).load(dout_stage(stage), row, seq.len_q, kHeadDimV);
+    HeadView(args.q, seq.batch, seq.first_q, head).load(q_stage(stage), row, seq.len_q, kProblem.head_dim);
+    HeadView(args.dout, seq.batch, seq.first_q, head).load(dout_stage(stage), row, seq.len_q, kProblem.head_dim_v);
     const R* lse2 = row_values(args.lse2, seq.batch, seq.first_q, head);
     const R* largest = row_values(args.largest, seq.batch, seq.first_q, head);
     const R* delta = row_values(args.delta, seq.batch, seq.first_q, head);
@@ -122,8 +122,8 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared) 
   };
 
   bool more = advance();
-  k.load(k_smem, kv_begin, seq.len_kv, kHeadDim);
-  v.load(v_smem, kv_begin, seq.len_kv, kHeadDimV);
+  k.load(k_smem, kv_begin, seq.len_kv, kProblem.head_dim);
+  v.load(v_smem, kv_begin, seq.len_kv, kProblem.head_dim_v);
   if (more) load(head, cursor.tile, 0);
   copy_commit();
   for (int stage = 0; more; stage = (stage + 1) % kStages) {
@@ -187,25 +187,25 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared) 
   copy_wait<0>();
   __syncthreads();
 
-  if constexpr (kPart) {
+  if constexpr (kProblem.part) {
     const auto previous_weight = [&](int, int) { return args.part.adds_to_kv ? R(1) : R(0); };
     const int row = kv_begin + row_in_tile;
-    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, seq.len_kv, col_k, kHeadDim, dk_acc, R(args.scale), previous_weight);
-    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, seq.len_kv, col_v, kHeadDimV, dv_acc, R(1), previous_weight);
+    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, seq.len_kv, col_k, kProblem.head_dim, dk_acc, R(args.scale), previous_weight);
+    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, seq.len_kv, col_v, kProblem.head_dim_v, dv_acc, R(1), previous_weight);
     return;
   }
-  if constexpr (static_cast<KeyRows>(kKeyRows) == KeyRows::gathered) {
+  if constexpr (kProblem.key_rows == KeyRows::gathered) {
     const auto nothing = [](int, int) { return R(0); };
     const int row = int(seq.first_kv) + kv_begin + row_in_tile, end = int(seq.first_kv) + seq.len_kv;
-    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, end, col_k, kHeadDim, dk_acc, R(args.scale), nothing);
-    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, end, col_v, kHeadDimV, dv_acc, R(1), nothing);
+    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, end, col_k, kProblem.head_dim, dk_acc, R(args.scale), nothing);
+    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, end, col_v, kProblem.head_dim_v, dv_acc, R(1), nothing);
     return;
   }
   if constexpr (kWantsDk) put_rows<kRowTiles, kColsK / 8>(k_smem, row_in_tile, col_k, dk_acc, R(args.scale));
   if constexpr (kWantsDv) put_rows<kRowTiles, kColsV / 8>(v_smem, row_in_tile, col_v, dv_acc, R(1));
   __syncthreads();
-  if constexpr (kWantsDk) HeadView(args.dk, seq.batch, seq.first_kv, head_kv).store(k_smem, kv_begin, seq.len_kv, kHeadDim);
-  if constexpr (kWantsDv) HeadView(args.dv, seq.batch, seq.first_kv, head_kv).store(v_smem, kv_begin, seq.len_kv, kHeadDimV);
+  if constexpr (kWantsDk) HeadView(args.dk, seq.batch, seq.first_kv, head_kv).store(k_smem, kv_begin, seq.len_kv, kProblem.head_dim);
+  if constexpr (kWantsDv) HeadView(args.dv, seq.batch, seq.first_kv, head_kv).store(v_smem, kv_begin, seq.len_kv, kProblem.head_dim_v);
 }
 
 }  // namespace foveal::device

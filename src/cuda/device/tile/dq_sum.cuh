@@ -8,7 +8,7 @@
 
 namespace foveal::device {
 
-constexpr DqSumShape kDqSum(kHeadDim, kBlockQ);
+constexpr DqSumShape kDqSum(kProblem.head_dim, kBlockQ);
 constexpr int kDim = kDqSum.dim;
 constexpr int kSumCtas = kDqSum.ctas;  // that add to a tile, two parts each
 constexpr int kSumParts = kDqSum.parts;

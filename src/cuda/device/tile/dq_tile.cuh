@@ -29,7 +29,7 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
 #pragma unroll
       for (int n = 0; n < kBlockKv / 8; ++n) {
         bool kept_pair[2] = {true, true};
-        if constexpr (kDropout) {
+        if constexpr (kProblem.dropout) {
           dropout.keep_two(u32(args.q_offset) + row, u32(args.kv_offset) + kv_local + 8 * n + 2 * t, kept_pair[0], kept_pair[1]);
         }
 #pragma unroll
@@ -42,7 +42,7 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
           R modified = x;
           if constexpr (kHasScore) modified = score_forward(x, at, args.score);
           const R p = probability_of(args, modified, rows[m][i]);
-          if constexpr (kDropout) y = kept_pair[j] ? y * keep_scale(args) : R(0);
+          if constexpr (kProblem.dropout) y = kept_pair[j] ? y * keep_scale(args) : R(0);
           R gradient = p * (y - delta[m][i]);
           if constexpr (kMasked) {
             bool keep = col < at.seqlen_kv && row < at.seqlen_q;
@@ -101,8 +101,8 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
   sums.clear();
 
   const auto load_queries = [&] {
-    queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kHeadDim);
-    queries.rows(args.dout).load(dout_smem, queries.begin, seq.len_q, kHeadDimV);
+    queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kProblem.head_dim);
+    queries.rows(args.dout).load(dout_smem, queries.begin, seq.len_q, kProblem.head_dim_v);
   };
   const bool short_rows = kCollects && queries.begin + kBlockQ > seq.len_q;  // missing queries contribute nothing to parameters
   queries.for_each_kv_tile(args, k_smem, v_smem, kept, short_rows, load_queries, [&](int kv_begin, bool masked, auto keys, auto values) {
@@ -158,14 +158,14 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
 
   if constexpr (kCollects) finish_reads<0, kWarps, kRowTiles>(args, at, q_local, sums, scratch);
   if constexpr (kWantsDq) {
-    if constexpr (kPart) {
-      add_to_part(args.dq, seq, head, queries.begin + row_in_tile, seq.len_q, col, kHeadDim, acc, R(args.scale),
+    if constexpr (kProblem.part) {
+      add_to_part(args.dq, seq, head, queries.begin + row_in_tile, seq.len_q, col, kProblem.head_dim, acc, R(args.scale),
                   [&](int, int) { return args.part.adds_to_q ? R(1) : R(0); });
       return;
     }
     put_rows<kRowTiles, kCols / 8>(q_smem, row_in_tile, col, acc, R(args.scale));
     __syncthreads();
-    queries.rows(args.dq).store(q_smem, queries.begin, seq.len_q, kHeadDim);
+    queries.rows(args.dq).store(q_smem, queries.begin, seq.len_q, kProblem.head_dim);
   }
 }
 

@@ -6,7 +6,7 @@
 
 namespace foveal::device {
 
-static_assert(!kOffsetsInScores || (kWideRange && !kPart), "tasks are done redo, each in units of its own");
+static_assert(!kOffsetsInScores || (kWideRange && !kProblem.part), "tasks are done redo, each in units of its own");
 
 struct TileOffsets : TileScores<HeadRows> {
   using TileScores::TileScores;

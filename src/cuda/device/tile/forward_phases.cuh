@@ -203,7 +203,7 @@ struct ForwardPhases : Epilogue {
       }
     }
     if constexpr (kHasLines && kModifiesScores) consumer_release(pipelines.line_values, state.tile);
-    if constexpr (kDropout) Epilogue::drop(r.scores, state.next);
+    if constexpr (kProblem.dropout) Epilogue::drop(r.scores, state.next);
   }
   /// P, from raw products if a guess holds, else from scores.
   FOVEAL_DEVICE void compute_p(MainloopState& state, Fragments& r) const {

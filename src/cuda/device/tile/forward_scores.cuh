@@ -8,7 +8,7 @@ namespace foveal::device {
 
 constexpr bool kBounded = kCappedScore && kWideRange;
 /// Whether probabilities of capped scores are guessed (softmax/bounded.cuh) once P V has released its operand.
-constexpr bool kGuesses = kBounded && !kDropout && !kConfig.intra_warpgroup_overlap && !kHasLines && kPairTiles == 0;
+constexpr bool kGuesses = kBounded && !kProblem.dropout && !kConfig.intra_warpgroup_overlap && !kHasLines && kPairTiles == 0;
 /// Whether partial tiles take their capped scores in a rolled loop if arguments are large: nothing else is needed for a pair then. Not for
 /// f16, which takes small ones that way too, nor for few queries, where some registers would spill.
 constexpr bool kCapsInParts = kBounded && !kMaskProgram && kPairTiles == 0 && !kConfig.is_decode();

@@ -1,7 +1,7 @@
 #pragma once
 // Shared memory, pipelines and tasks of the forward kernels for Hopper.
 //
-// config.cuh: kConfig (a ForwardConfig), and as for kernels/forward_sm90.cuh.
+// config.cuh: kProblem, kConfig (a ForwardConfig).
 #include "layout/sm90_config.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
@@ -15,8 +15,8 @@ namespace foveal::device {
 
 constexpr int kBlockQ = kConfig.block_q(), kBlockKv = kConfig.block_kv;
 constexpr int kQueries = kConfig.queries(), kThreads = kConfig.threads();
-constexpr int kDim = round_up(kHeadDim, 16);
-constexpr int kDimV = round_up(kHeadDimV, 16);
+constexpr int kDim = round_up(kProblem.head_dim, 16);
+constexpr int kDimV = round_up(kProblem.head_dim_v, 16);
 constexpr TileSource kSource = kConfig.tile_source;
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 
@@ -120,7 +120,7 @@ struct ForwardTask {
       split = task.row - row * args.parts.kv_splits.value;
       task.row = row;
     }
-    sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args.attention, task.batch);
+    sequence = find_sequence(args.attention, task.batch);
     return true;
   }
 
@@ -128,7 +128,7 @@ struct ForwardTask {
   FOVEAL_DEVICE bool next(int& round, const Sm90Args& args, const Pipelines& pipelines) {
     do {
       if (!at(++round, args)) return false;
-    } while ((kVarlen && first_query() >= sequence.len_q) || pipelines.is_done(round));
+    } while ((kProblem.varlen && first_query() >= sequence.len_q) || pipelines.is_done(round));
     walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_query(), min(first_query() + kQueries, sequence.len_q),
                sequence.len_kv, kBlockKv);
     if constexpr (kConfig.split_kv) walk.take_split(args.attention.runs, split, args.parts.kv_splits.value);

@@ -9,8 +9,8 @@ constexpr int kBlockQ = 64 * kConsumers;
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kHalf = 64;  // columns of a step
 constexpr int kHalves = kBlockKv / kHalf;
-constexpr int kDim = round_up(kHeadDim, 16);
-constexpr int kDimV = round_up(kHeadDimV, 16);
+constexpr int kDim = round_up(kProblem.head_dim, 16);
+constexpr int kDimV = round_up(kProblem.head_dim_v, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 using Walk = TileWalk<kSource, false>;

@@ -10,10 +10,10 @@
 namespace foveal::device {
 
 using R = Real<Element>;
-constexpr int kHeadDimPadded = padded_dim(kHeadDim, kColumnSplit);
-constexpr int kHeadDimVPadded = padded_dim(kHeadDimV, kColumnSplit);
+constexpr int kHeadDimPadded = padded_dim(kProblem.head_dim, kColumnSplit);
+constexpr int kHeadDimVPadded = padded_dim(kProblem.head_dim_v, kColumnSplit);
 constexpr int kThreads = kWarps * kWarp;
-constexpr bool kScaleBefore = kHasScore || kScaleFirst;  ///< scale each score, instead of in the exponent
+constexpr bool kScaleBefore = kHasScore || kProblem.scale_first;  ///< scale each score, instead of in the exponent
 constexpr R kLog2eR = 1.4426950408889634;
 
 /// View of the rows of one head of one sequence.
@@ -40,10 +40,6 @@ struct HeadView {
 
 FOVEAL_DEVICE R* row_values(const Rows& rows, int batch, i64 first_row, int head) {
   return static_cast<R*>(rows.data) + batch * rows.batch + first_row * rows.seq + head * rows.head;
-}
-
-FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) {
-  return find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args, batch);
 }
 
 /// Adds fragments to a wide tensor of a part.

@@ -36,8 +36,8 @@ struct QueryTile {
     const auto k_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimPadded>{k_smem.row(stage * kBlockKv)}; };
     const auto v_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimVPadded>{v_smem.row(stage * kBlockKv)}; };
     const auto load = [&](int at, int stage) {
-      k.load(k_stage(stage), at * kBlockKv, seq.len_kv, kHeadDim);
-      v.load(v_stage(stage), at * kBlockKv, seq.len_kv, kHeadDimV);
+      k.load(k_stage(stage), at * kBlockKv, seq.len_kv, kProblem.head_dim);
+      v.load(v_stage(stage), at * kBlockKv, seq.len_kv, kProblem.head_dim_v);
     };
 
     TileCursor cursor(args.runs, seq.batch, head, tile, divide_up(seq.len_kv, kBlockKv));

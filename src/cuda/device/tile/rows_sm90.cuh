@@ -10,8 +10,8 @@ namespace foveal::device {
 
 constexpr int kBlockQ = 64 * kConsumers, kBlockKv = 64;
 constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kDim = round_up(kHeadDim, 16);
-constexpr int kDimV = round_up(kHeadDimV, 16);
+constexpr int kDim = round_up(kProblem.head_dim, 16);
+constexpr int kDimV = round_up(kProblem.head_dim_v, 16);
 constexpr int kCount = kBlockKv / 2;  // scores of a thread
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
