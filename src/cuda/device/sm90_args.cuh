@@ -46,7 +46,7 @@ struct KeptKeys {
   int len_kv, first_row, end_row, unused;
 };
 
-/// Rows whose state is kept from part to part (config.cuh: kKeepsRows).
+/// Rows whose state is kept from part to part (BackwardRowsConfig::keeps_rows).
 struct KeptRows {
   KeptKeys* keys;     ///< one for each part
   int number, count;  ///< index of this part; parts so far

@@ -90,7 +90,7 @@ jit::Constants attention_constants(const problem::Problem& p) {
                                      .scale_first = !(p.scale > 0),
                                      .bin_bits = exact_sum_bin_bits(p)};
   jit::Constants constants;
-  constants.set_struct("kProblem", "ProblemTraits", "layout/problem_traits.cuh", traits)
+  constants.set_struct("kProblem", "ProblemTraits", "problem_traits.cuh", traits)
       .include("element.cuh")
       .set_type("Element", element_type(p.dtype))
       .set_type("SeqlenIndex", p.cu_seqlens_q.dtype == DType::i64 ? "long long" : "int")

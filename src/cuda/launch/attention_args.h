@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cuda/device/args.cuh"
-#include "cuda/device/layout/problem_traits.cuh"
+#include "cuda/device/problem_traits.cuh"
 #include "cuda/jit/source.h"
 #include "problem/problem.h"
 
@@ -21,7 +21,7 @@ device::BlockTable block_table(const problem::Buffers& buffers);
 /// Why kernels cannot take the parameters, or nothing.
 std::optional<std::string> refuses_params(const problem::Problem& problem);
 
-/// kProblem and the types beside it (device/layout/problem_traits.cuh), which every attention kernel has.
+/// kProblem and the types beside it (device/problem_traits.cuh), which every attention kernel has.
 jit::Constants attention_constants(const problem::Problem& problem);
 
 /// Everything but tiles, tables, workspace and gradients of parameters.

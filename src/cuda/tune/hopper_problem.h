@@ -3,7 +3,7 @@
 #include <optional>
 #include <string>
 
-#include "cuda/device/layout/sm90_config.cuh"
+#include "cuda/device/sm90_config.cuh"
 #include "cuda/score/score_forms.h"
 #include "mask/band.h"
 #include "problem/problem.h"

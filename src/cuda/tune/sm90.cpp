@@ -1,6 +1,7 @@
 #include "cuda/tune/sm90.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -8,7 +9,15 @@
 #include "cuda/tune/read_plan.h"
 #include "score/column_forms.h"
 
-namespace foveal::cuda {
+namespace foveal {
+
+std::string device::value_text(BackwardKernel kernel) {
+  static constexpr const char* names[] = {"narrow", "wide", "collect"};
+  static_assert(std::size(names) == static_cast<std::size_t>(BackwardKernel::collect) + 1);
+  return base::join("foveal::device::BackwardKernel::", names[static_cast<std::size_t>(kernel)]);
+}
+
+namespace cuda {
 namespace {
 
 std::size_t bytes_of_tables(const std::vector<ReadTable>& tables) {
@@ -71,12 +80,7 @@ std::string Sm90ForwardConfig::text() const {
 }
 
 void Sm90ForwardConfig::set(jit::Constants& constants) const {
-  constants.set_struct("kConfig", "ForwardConfig", "layout/sm90_config.cuh", *this);
-}
-
-device::BackwardKernel Sm90BackwardConfig::kernel() const {
-  using device::BackwardKernel;
-  return block_kv == device::backward_family(BackwardKernel::wide).block_kv ? BackwardKernel::wide : BackwardKernel::narrow;
+  constants.set_struct("kConfig", "ForwardConfig", "sm90_config.cuh", *this);
 }
 
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
@@ -151,16 +155,6 @@ std::string Sm90BackwardConfig::text() const {
                     group_tasks > 1 ? base::join(", query heads of a group in ", group_tasks, " tasks") : "", text_of(tables));
 }
 
-void Sm90BackwardConfig::set(jit::Constants& constants) const {
-  constants.set("kBackwardKernel", static_cast<int>(kernel()))
-      .set("kBlockQ", block_q)
-      .set("kStages", stages)
-      .set("kPairStages", pair_stages)
-      .set("kSplitsGroups", group_tasks > 1)
-      .set("kProducerRegisters", producer_registers)
-      .set("kConsumerRegisters", sm90_consumer_registers(producer_registers));
-}
-
 const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& p) {
   using device::BackwardKernel;
   static constexpr Sm90BackwardVariant narrow{
@@ -172,7 +166,13 @@ const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& p) {
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p, const ReadPlan& plan) {
   const LineValues lines = find_line_values(p);
   for (const int stages : {2, 1}) {
-    Sm90CollectConfig without_lines{.stages = stages, .staged = plan.staged()}, config = without_lines;
+    Sm90CollectConfig without_lines{{.kernel = device::BackwardKernel::collect,
+                                     .block_kv = device::backward_family(device::BackwardKernel::collect).block_kv,
+                                     .stages = stages,
+                                     .producer_registers = 72,
+                                     .collects = true},
+                                    plan.staged()};
+    Sm90CollectConfig config = without_lines;
     config.lines = lines;
     const auto with_bins = [&](Sm90CollectConfig& fitting) {
       fitting.bins = sm90_bins(plan, sm90_shared_limit - fitting.shared_bytes(p));
@@ -193,9 +193,9 @@ std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
                                        .head_dim = static_cast<int>(p.head_dim),
                                        .head_dim_v = static_cast<int>(p.head_dim_v),
                                        .stages = stages,
-                                       .key_chunks = shape.key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
-                                       .peer_key_chunks = shape.peer_key_chunks(),
-                                       .ds_tiles = shape.ds_tiles(),
+                                       .key_chunks = shape().key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
+                                       .peer_key_chunks = shape().peer_key_chunks(),
+                                       .ds_tiles = shape().ds_tiles(),
                                        .pairs = {},
                                        .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
                                        .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),
@@ -296,4 +296,5 @@ std::vector<PairTile> sm90_pair_tiles(const HopperProblem& problem, bool collect
   return tiles;
 }
 
-}  // namespace foveal::cuda
+}  // namespace cuda
+}  // namespace foveal

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/device/layout/sm90.cuh"
-#include "cuda/device/layout/sm90_config.cuh"
+#include "cuda/device/sm90_config.cuh"
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/source.h"
 #include "cuda/score/planned_read.h"
@@ -15,13 +15,13 @@
 #include "cuda/tune/hopper_problem.h"
 #include "problem/problem.h"
 
+namespace foveal::device {
+std::string value_text(BackwardKernel kernel);  ///< as device text
+}
+
 namespace foveal::cuda {
 
 struct ReadPlan;  // tune/read_plan.h
-
-/// Registers per thread of two consumer warpgroups, when each thread of the producer warpgroup keeps `producer_registers` of the 168 that a
-/// launch of 384 threads gives it.
-constexpr int sm90_consumer_registers(int producer_registers) { return (3 * 168 - producer_registers) / 2; }
 
 struct Sm90ForwardConfig : device::ForwardConfig {
   static constexpr const char* family = "sm90.forward";  ///< in files of tuned configurations
@@ -42,15 +42,10 @@ struct Sm90ForwardConfig : device::ForwardConfig {
   void set(jit::Constants& constants) const;
 };
 
-struct Sm90BackwardConfig {
+struct Sm90BackwardConfig : device::BackwardConfig {
   static constexpr const char* family = "sm90.backward";
 
-  int block_q = 64, block_kv = device::backward_family(device::BackwardKernel::narrow).block_kv;  ///< of a CTA; block_kv tells the kernel
-  int stages = 2;                    ///< of queries and gradients of the output
-  int pair_stages = 0;               ///< of reads that TMA loads as tiles; 0: none
   int group_tasks = 0;               ///< that share the query heads of a kv head (sm90_group_tasks); 0: not chosen yet
-  int producer_registers = 0;        ///< per thread of the producer warpgroup; the consumers share the rest
-  bool collects = false;             ///< sums gradients of parameters, except those with a kernel of their own
   StagedReads staged{};              ///< trained reads whose terms the producer warpgroup sums
   LineValues lines{};                ///< evaluated there, too
   std::vector<PairTile> tiles{};     ///< reads that TMA loads as tiles
@@ -60,27 +55,18 @@ struct Sm90BackwardConfig {
 
   template <class Self, class Fn>
   static void chosen(Self& self, Fn fn) {
-    fn("block_q", self.block_q), fn("block_kv", self.block_kv), fn("stages", self.stages), fn("pair_stages", self.pair_stages);
+    BackwardConfig::chosen(self, fn);
     fn("group_tasks", self.group_tasks);
   }
 
-  static constexpr int threads = device::BackwardFamily::threads;
-  device::BackwardKernel kernel() const;
-  device::BackwardFamily shape() const { return device::backward_family(kernel()); }
   int cluster_size() const { return shape().cluster_size; }  ///< CTAs that share a task
   int task_keys() const { return shape().task_keys(); }
   std::size_t shared_bytes(const problem::Problem& problem) const;
   std::string text() const;
-  void set(jit::Constants& constants) const;
 };
 
 /// Configuration of the pass that collects gradients of parameters after the backward kernel.
-struct Sm90CollectConfig {
-  static constexpr device::BackwardKernel kernel = device::BackwardKernel::collect;
-  static constexpr device::BackwardFamily shape = device::backward_family(kernel);
-  static constexpr int block_q = 64, block_kv = shape.block_kv, threads = shape.threads;
-  static constexpr int producer_registers = 72, consumer_registers = sm90_consumer_registers(producer_registers);
-  int stages;
+struct Sm90CollectConfig : device::BackwardConfig {
   StagedReads staged{};
   LineValues lines{};
   std::vector<ReadBins> bins{};
@@ -99,7 +85,7 @@ struct Sm90RowsConfig {
   int block_q() const { return 64 * consumers; }
   int threads() const { return 128 * (1 + consumers); }
   int producer_registers() const { return consumers == 2 ? 40 : 56; }
-  int consumer_registers() const { return consumers == 2 ? sm90_consumer_registers(producer_registers()) : 240; }
+  int consumer_registers() const { return consumers == 2 ? device::registers_of_two(producer_registers()) : 240; }
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };
 
@@ -115,7 +101,7 @@ struct Sm90PairsConfig {
 
   bool is_narrow() const { return block_kv == 64; }
   int producer_registers() const { return is_narrow() ? 72 : 56; }
-  int consumer_registers() const { return sm90_consumer_registers(producer_registers()); }
+  int consumer_registers() const { return device::registers_of_two(producer_registers()); }
   unsigned shared_bytes(const problem::Problem& problem) const;
 };
 

@@ -2,7 +2,7 @@
 // bits, times the scale and the constant part of the score's slope. Rows whose sum is infinite or NaN through keys that they do not keep
 // are recomputed (tile/recompute_dq.cuh).
 //
-// config.cuh: Element, SeqlenIndex; kProblem.head_dim, kProblem.head_dim_v, kBlockQ as for the main kernel; kProblem.varlen, kMaskIsBand, kKeepsRows.
+// config.cuh: kProblem, kConfig (a BackwardRowsConfig).
 #include "layout/agreed.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"

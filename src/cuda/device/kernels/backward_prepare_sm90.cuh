@@ -3,8 +3,7 @@
 // One group of lanes for each row of statistics, padding rows included. Rows kept from part to part (KeptRows) are prepared once, while
 // each part measures far rows over its own keys: concurrent parts have their own lse2, largest and far.
 //
-// config.cuh: Element, SeqlenIndex; kProblem.head_dim, kProblem.head_dim_v (multiples of 8, up to 256), kBlockQ, kProblem.varlen, kReproducible, kProblem.bin_bits,
-// kMaskIsBand, kKeepsRows.
+// config.cuh: kProblem, kConfig (a BackwardRowsConfig).
 #include "layout/agreed.cuh"
 #include "schedule/tasks.cuh"
 #include "score/exact_sum.cuh"
@@ -73,8 +72,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     return static_cast<const float*>(rows.data)[batch * rows.batch + head * rows.head + token * rows.seq];
   };
 
-  const bool begins = !kKeepsRows || args.kept.begins, measures = !kKeepsRows || args.kept.measures;
-  if (kKeepsRows && measures && threadIdx.x == 0 && blockIdx.x + blockIdx.y + blockIdx.z == 0) {
+  const bool begins = !kConfig.keeps_rows || args.kept.begins, measures = !kConfig.keeps_rows || args.kept.measures;
+  if (kConfig.keeps_rows && measures && threadIdx.x == 0 && blockIdx.x + blockIdx.y + blockIdx.z == 0) {
     const KeptRows& kept = args.kept;
     kept.keys[kept.number] = {
         attention.k, attention.v, attention.kv_offset, attention.seqlen_kv, kept.first_row, kept.first_row + attention.seqlen_q, 0};
@@ -95,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
 #pragma unroll
       for (int i = lane; i < kSumColumns / 4; i += kRowLanes) zeros[i] = make_float4(0, 0, 0, 0);
     }
-    if (kReproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_semaphore[stat / kBlockQ * kSumCtas + lane] = 0;
+    if (kConfig.reproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_semaphore[stat / kBlockQ * kSumCtas + lane] = 0;
   }
   sum = warp_sum<kRowLanes>(sum);
 
@@ -121,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     if (writes) static_cast<float*>(attention.largest.data)[stat] = statistics.largest;
     if (begins) static_cast<float*>(attention.delta.data)[stat] = delta;
     if (row % 8 == 0 && (begins || some_far)) args.far[stat / 8] = some_far;
-    if (kKeepsRows && begins) {
+    if (kConfig.keeps_rows && begins) {
       const i64 there = stat + static_cast<i64>(kRowStep) * args.kept.other_stream;
       static_cast<float*>(attention.lse2.data)[there] = unmeasured;
       static_cast<float*>(attention.largest.data)[there] = 0;

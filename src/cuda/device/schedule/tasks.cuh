@@ -3,7 +3,7 @@
 // the same arguments and need not communicate.
 #include "base.cuh"
 #include "layout/agreed.cuh"
-#include "layout/sm90_config.cuh"
+#include "sm90_config.cuh"
 #include "ptx/warp.cuh"
 #include "schedule/tile_runs.cuh"
 #include "sm90_args.cuh"

@@ -109,7 +109,7 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Pipelines& pipelin
     for (; work.next_tile(args, partial); ++tile) {
       pipelines.line_values.producer_acquire(tile);
       const Position base = work.base(args.attention);
-      if (kStages == 1 || base.head != head || work.first_q() != next_q) before.data = nullptr;
+      if (kConfig.stages == 1 || base.head != head || work.first_q() != next_q) before.data = nullptr;
       const Lines lines = pipelines.lines(tile);
       lines.fill(
           args.attention.score, before,
@@ -146,13 +146,13 @@ FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Pipelines& pipelin
 /// The first warpgroup. In deterministic mode the warp index is made warp-uniform for the compiler: otherwise values derived from the task,
 /// in the consumer warpgroups too, end up in ordinary instead of uniform registers.
 FOVEAL_DEVICE void run_helper_warps(const Sm90Args& args, const Pipelines& pipelines) {
-  registers_decrease<kProducerRegisters>();
-  const u32 warp = kReproducible ? uniform(warp_id()) : warp_id();
+  registers_decrease<kConfig.producer_registers>();
+  const u32 warp = kConfig.reproducible ? uniform(warp_id()) : warp_id();
   if (warp == 0) {
     if (lane_id() == 0) produce(args, pipelines);
   } else if (warp == 1) {
     if constexpr (kHasLines) evaluate_lines(args, pipelines);
-    if constexpr (kReproducible) {
+    if constexpr (kConfig.reproducible) {
       if (lane_id() == 0) order_dq_adds(args, pipelines);
     }
   } else if constexpr (kStagedReads > 0) {

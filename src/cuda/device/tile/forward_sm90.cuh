@@ -2,7 +2,7 @@
 // Shared memory, pipelines and tasks of the forward kernels for Hopper.
 //
 // config.cuh: kProblem, kConfig (a ForwardConfig).
-#include "layout/sm90_config.cuh"
+#include "sm90_config.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "tile/extra_columns.cuh"

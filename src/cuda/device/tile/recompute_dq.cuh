@@ -2,7 +2,7 @@
 // Recomputes dQ rows whose sum was lost: a key with infinity or NaN met 0 from a pair that is not kept. Rare, hence directly from global
 // memory, with products of 16 queries by 16 keys.
 //
-// config.cuh: as for kernels/backward_convert_sm90.cuh.
+// config.cuh: kProblem, kConfig (a BackwardRowsConfig).
 #include "philox.cuh"
 #include "ptx/mma.cuh"
 #include "schedule/tasks.cuh"
@@ -16,7 +16,7 @@
 namespace foveal::device {
 
 /// Does dQ of a part add to what is there, in f32? Otherwise dQ is of all keys.
-constexpr bool kAddsToDq = kProblem.part && !kKeepsRows;
+constexpr bool kAddsToDq = kProblem.part && !kConfig.keeps_rows;
 
 /// Elements of one head of a sequence; rows are clamped, columns zero-padded.
 template <int columns>
@@ -137,9 +137,9 @@ FOVEAL_CALLED void recompute_dq(const Sm90Args& args, int batch, int head, int f
   const DropoutRow dropout(attention.dropout, dropout_row(attention, batch, head));
   float acc[kPartColumns / 2] = {};
 #pragma unroll 1
-  for (int part = 0; part < (kKeepsRows ? args.kept.count : 1); ++part) {
+  for (int part = 0; part < (kConfig.keeps_rows ? args.kept.count : 1); ++part) {
     KeptKeys of_part{attention.k, attention.v, attention.kv_offset, sequence.len_kv, 0, sequence.len_q, 0};
-    if constexpr (kKeepsRows) of_part = args.kept.keys[part];
+    if constexpr (kConfig.keeps_rows) of_part = args.kept.keys[part];
     const HeadElements<kProblem.head_dim> keys(of_part.k, batch, sequence.first_kv, of_part.len_kv, head / attention.group_size);
     const HeadElements<kProblem.head_dim_v> values(of_part.v, batch, sequence.first_kv, of_part.len_kv, head / attention.group_size);
     const int shift = static_cast<int>(of_part.kv_offset - attention.kv_offset);
