@@ -97,4 +97,49 @@ struct BackwardRowsConfig {
   }
 };
 
+/// kernels/pairs_sm90.cuh: a trained read with an element for each pair.
+struct PairsConfig {
+  static constexpr int consumers = 2;  ///< warpgroups of 64 queries
+  static constexpr int block_q = 64 * consumers, threads = 128 * (1 + consumers);
+  static constexpr int tasks_ahead = 4;  ///< started tasks that the warps which write zeros may lag behind
+  int block_kv;                          ///< 64 or 128
+  int stages;                            ///< of q, k, v and dout of one batch and head
+  int pair_stages = 0;                   ///< of reads that TMA loads as tiles, each 64 keys wide; 0: none
+  int read = 0;                          ///< its number
+  bool own_batch = false, own_head = false;  ///< is the parameter indexed by batch, by head?
+  bool pairs_differ = false;                 ///< pair reads differ between those that share an element
+  bool hold_pairs = false;                   ///< pair reads stay in registers
+  bool covers = false;                       ///< the parameter is exactly the pairs
+  TileSource tile_source = TileSource::all;
+
+  constexpr bool is_narrow() const { return block_kv == 64; }
+  constexpr int producer_registers() const { return is_narrow() ? 72 : 56; }
+  constexpr int consumer_registers() const { return registers_of_two(producer_registers()); }
+
+  template <class Self, class Fn>
+  static void fields(Self& self, Fn fn) {
+    fn("block_kv", self.block_kv), fn("stages", self.stages), fn("pair_stages", self.pair_stages), fn("read", self.read);
+    fn("own_batch", self.own_batch), fn("own_head", self.own_head), fn("pairs_differ", self.pairs_differ);
+    fn("hold_pairs", self.hold_pairs), fn("covers", self.covers), fn("tile_source", self.tile_source);
+  }
+};
+
+/// kernels/rows_sm90.cuh: trained reads of tables, summed for each query.
+struct RowsConfig {
+  static constexpr int block_kv = 64;
+  int consumers;  ///< warpgroups of 64 queries
+  int stages;     ///< of keys and values
+  TileSource tile_source = TileSource::all;
+
+  constexpr int block_q() const { return 64 * consumers; }
+  constexpr int threads() const { return 128 * (1 + consumers); }
+  constexpr int producer_registers() const { return consumers == 2 ? 40 : 56; }
+  constexpr int consumer_registers() const { return consumers == 2 ? registers_of_two(producer_registers()) : 240; }
+
+  template <class Self, class Fn>
+  static void fields(Self& self, Fn fn) {
+    fn("consumers", self.consumers), fn("stages", self.stages), fn("tile_source", self.tile_source);
+  }
+};
+
 }  // namespace foveal::device

@@ -236,11 +236,11 @@ unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const int stages = dim <= 128 ? 2 : 1;  // shared memory holds no more
-  const Sm90PairsConfig loads{.block_kv = dim <= 64 ? 128 : 64, .stages = dim <= 64 ? 3 : stages};
+  const Sm90PairsConfig loads{{.block_kv = dim <= 64 ? 128 : 64, .stages = dim <= 64 ? 3 : stages}};
   const std::vector<PairTile> tiles = find_pair_tiles(ScoreForms(p, program_of(p)));
   if (tiles.empty()) return loads;
   for (const int pair_stages : {4, 3, 2, 1})
-    if (Sm90PairsConfig config{.block_kv = loads.block_kv, .stages = stages, .tiles = tiles, .pair_stages = pair_stages}; fits(p, config))
+    if (Sm90PairsConfig config{{.block_kv = loads.block_kv, .stages = stages, .pair_stages = pair_stages}, tiles}; fits(p, config))
       return config;
   return loads;
 }
@@ -252,7 +252,7 @@ std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& p, std::v
     if (read.repeats && read.run < 16 && ++in_registers > 2) read.repeats = false;  // registers hold the sums of no more
   for (; !reads.empty(); reads.pop_back())
     for (const auto& [consumers, stages] : {std::pair{2, 3}, {2, 2}, {2, 1}, {1, 2}, {1, 1}})
-      if (Sm90RowsConfig config{.consumers = consumers, .stages = stages, .reads = reads}; fits(p, config)) return config;
+      if (Sm90RowsConfig config{{.consumers = consumers, .stages = stages}, reads}; fits(p, config)) return config;
   return std::nullopt;
 }
 

@@ -76,32 +76,16 @@ struct Sm90CollectConfig : device::BackwardConfig {
 };
 
 /// Configuration of the pass that sums trained reads of a table for each query.
-struct Sm90RowsConfig {
-  static constexpr int block_kv = 64;
-  int consumers;  ///< warpgroups of 64 queries
-  int stages;     ///< of keys and values
+struct Sm90RowsConfig : device::RowsConfig {
   std::vector<RowRead> reads;
 
-  int block_q() const { return 64 * consumers; }
-  int threads() const { return 128 * (1 + consumers); }
-  int producer_registers() const { return consumers == 2 ? 40 : 56; }
-  int consumer_registers() const { return consumers == 2 ? device::registers_of_two(producer_registers()) : 240; }
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };
 
 /// Configuration of the pass that writes the gradient of a parameter with an element for each pair.
-struct Sm90PairsConfig {
-  static constexpr int consumers = 2;  ///< warpgroups of 64 queries
-  static constexpr int block_q = 64 * consumers, threads = 128 * (1 + consumers);
-  static constexpr int tasks_ahead = 4;  ///< started tasks that the warps which write zeros may lag behind
-  int block_kv;
-  int stages;                     ///< of q, k, v and dout of one batch and head
+struct Sm90PairsConfig : device::PairsConfig {
   std::vector<PairTile> tiles{};  ///< reads that come as tiles
-  int pair_stages = 0;            ///< of these, each 64 keys wide
 
-  bool is_narrow() const { return block_kv == 64; }
-  int producer_registers() const { return is_narrow() ? 72 : 56; }
-  int consumer_registers() const { return device::registers_of_two(producer_registers()); }
   unsigned shared_bytes(const problem::Problem& problem) const;
 };
 
