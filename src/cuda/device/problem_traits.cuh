@@ -17,9 +17,9 @@ struct ProblemTraits {
   int head_dim, head_dim_v;  ///< for Hopper kernels multiples of 8, up to 256
   bool varlen;               ///< queries are packed (cu_seqlens_q)
   KeyRows key_rows;
-  int page_size;     ///< a multiple of 16 where kernels look up pages or ranges, which begin at multiples of it; 0: neither
-  bool part;         ///< one part of an attention computed in several launches (PartArgs): results are wide, and accumulated
-  bool of_whole;     ///< dropout numbers batch entries and heads as in the whole attention
+  int page_size;  ///< a multiple of 16 where kernels look up pages or ranges, which begin at multiples of it; 0: neither
+  bool part;      ///< one part of an attention computed in several launches (PartArgs): results are wide, and accumulated
+  bool of_whole;  ///< dropout numbers batch entries and heads as in the whole attention
   bool dropout;
   bool scale_first;  ///< before the exponent, which needs a positive factor
   int bin_bits;      ///< of exact sums (score/exact_sum.cuh)

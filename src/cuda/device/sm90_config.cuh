@@ -101,11 +101,11 @@ struct BackwardRowsConfig {
 struct PairsConfig {
   static constexpr int consumers = 2;  ///< warpgroups of 64 queries
   static constexpr int block_q = 64 * consumers, threads = 128 * (1 + consumers);
-  static constexpr int tasks_ahead = 4;  ///< started tasks that the warps which write zeros may lag behind
-  int block_kv;                          ///< 64 or 128
-  int stages;                            ///< of q, k, v and dout of one batch and head
-  int pair_stages = 0;                   ///< of reads that TMA loads as tiles, each 64 keys wide; 0: none
-  int read = 0;                          ///< its number
+  static constexpr int tasks_ahead = 4;      ///< started tasks that the warps which write zeros may lag behind
+  int block_kv;                              ///< 64 or 128
+  int stages;                                ///< of q, k, v and dout of one batch and head
+  int pair_stages = 0;                       ///< of reads that TMA loads as tiles, each 64 keys wide; 0: none
+  int read = 0;                              ///< its number
   bool own_batch = false, own_head = false;  ///< is the parameter indexed by batch, by head?
   bool pairs_differ = false;                 ///< pair reads differ between those that share an element
   bool hold_pairs = false;                   ///< pair reads stay in registers

@@ -1,8 +1,6 @@
 #include "cuda/jit/source.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 
 #include "base/check.h"
 
@@ -79,13 +77,6 @@ Constants& Constants::set(const std::string& name, int value) {
 
 Constants& Constants::set(const std::string& name, bool value) {
   text_ += base::join("constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
-  return *this;
-}
-
-Constants& Constants::set(const std::string& name, double value) {
-  char digits[64];  // whatever the process's locale is
-  const std::string_view text(digits, std::to_chars(digits, digits + sizeof digits, std::abs(value), std::chars_format::hex).ptr);
-  text_ += base::join("constexpr double ", name, " = ", std::signbit(value) ? "-0x" : "0x", text, ";\n");
   return *this;
 }
 

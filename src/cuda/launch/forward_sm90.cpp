@@ -278,7 +278,7 @@ jit::KernelSource forward_sm90_source(const HopperProblem& problem, const Sm90Fo
                                                                  .offsets_first = config.offsets_first,
                                                                  .offset_columns = config.offset_steps > 0,
                                                                  .several_heads = config.packed_heads > 1})};
-  config.set(source.constants);
+  source.constants.set_struct("kConfig", "ForwardConfig", "sm90_config.cuh", config);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem.problem)));
   return source;
 }

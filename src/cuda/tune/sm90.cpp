@@ -79,10 +79,6 @@ std::string Sm90ForwardConfig::text() const {
                     pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "", text_of(tables));
 }
 
-void Sm90ForwardConfig::set(jit::Constants& constants) const {
-  constants.set_struct("kConfig", "ForwardConfig", "sm90_config.cuh", *this);
-}
-
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
   const device::BackwardLayout layout({.block_q = block_q,
                                        .block_kv = block_kv,

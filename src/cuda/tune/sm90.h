@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cuda/device/layout/sm90.cuh"
-#include "cuda/device/sm90_config.cuh"
 #include "cuda/device/sm90_args.cuh"
+#include "cuda/device/sm90_config.cuh"
 #include "cuda/jit/source.h"
 #include "cuda/score/planned_read.h"
 #include "cuda/score/row_reads.h"
@@ -39,7 +39,6 @@ struct Sm90ForwardConfig : device::ForwardConfig {
   int consumer_registers() const { return ForwardConfig::consumer_registers(!lines.empty(), paged); }
   std::size_t shared_bytes(const problem::Problem& problem) const;
   std::string text() const;  ///< "128x160 stages 2"
-  void set(jit::Constants& constants) const;
 };
 
 struct Sm90BackwardConfig : device::BackwardConfig {

@@ -31,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kConvertThreads, fo
   const int row = tile * kBlockQ + (kSplitColumns ? 0 : 64 * part) + fragment_first_row(threadIdx.x);
   const int column = kSplitColumns ? kPartColumns * part : 0;
 
-  const float* from =
-      args.dq_sum + (stat_row<kProblem.varlen>(args, sequence, head) + tile * kBlockQ) * kSumColumns + part * 64 * kPartColumns + 4 * threadIdx.x;
+  const float* from = args.dq_sum + (stat_row<kProblem.varlen>(args, sequence, head) + tile * kBlockQ) * kSumColumns +
+                      part * 64 * kPartColumns + 4 * threadIdx.x;
   float acc[kPartColumns / 2];
 #pragma unroll
   for (int i = 0; i < kPartColumns / 2; i += 4) {

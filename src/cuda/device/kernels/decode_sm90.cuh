@@ -11,7 +11,8 @@
 
 namespace foveal::device {
 
-static_assert(kConfig.is_decode() && !kProblem.dropout && !kProblem.part && kPairReads == 0 && kPairTiles == 0 && kTables == 0 && !kOffsetsInScores);
+static_assert(kConfig.is_decode() && !kProblem.dropout && !kProblem.part && kPairReads == 0 && kPairTiles == 0 && kTables == 0 &&
+              !kOffsetsInScores);
 static_assert(kConfig.packed_heads == 1 || !kHasLines, "lines are those of one head");
 
 /// One warpgroup: 64 rows of every task.

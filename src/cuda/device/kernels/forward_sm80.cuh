@@ -1,6 +1,6 @@
 // Forward on mma.sync (FMAs for f32 and f64): a block owns a tile of queries and loops over the kv tiles of its row.
-//  shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
-// Large head dims split the output columns over kColumnSplit warps, which compute the same scores.
+//  shared memory: q | stages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
+// Large head dims split the output columns over column_split warps, which compute the same scores.
 #include "layout/agreed.cuh"
 #include "ptx/warp.cuh"
 #include "tile/query_tile.cuh"
@@ -8,8 +8,8 @@
 
 namespace foveal::device {
 
-constexpr int kCols = kHeadDimVPadded / kColumnSplit;  // of the output, for each warp
-static_assert(kBlockQ * kColumnSplit == QueryTile::kRows * kWarps, "each warp owns its rows, or its columns of them");
+constexpr int kCols = kHeadDimVPadded / kConfig.column_split;  // of the output, for each warp
+static_assert(kBlockQ * kConfig.column_split == QueryTile::kRows * kConfig.warps, "each warp owns its rows, or its columns of them");
 constexpr int kN8 = kBlockKv / 8;
 
 struct Softmax {
@@ -122,7 +122,8 @@ FOVEAL_DEVICE void part_epilogue(const AttentionArgs& args, const Sequence& seq,
       const int row = q_local + 16 * m + 8 * i;
       if (col == 0 && lane_id() % 4 == 0 && row < seq.len_q) rows[row * args.lse.seq] = lse[m][i];
     }
-  add_to_part(args.out, seq, head, row_begin, seq.len_q, col, kProblem.head_dim_v, acc, R(1), [&](int m, int i) { return previous_weight[m][i]; });
+  add_to_part(args.out, seq, head, row_begin, seq.len_q, col, kProblem.head_dim_v, acc, R(1),
+              [&](int m, int i) { return previous_weight[m][i]; });
 }
 
 /// Normalises the output and writes lse.
@@ -156,7 +157,7 @@ FOVEAL_DEVICE void finish_softmax(const AttentionArgs& args, const Sequence& seq
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerMultiprocessor)
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kConfig.ctas)
     forward_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
   using namespace foveal::device;
   extern __shared__ uint4 shared[];
@@ -164,15 +165,15 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
   static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
   const auto q_smem = tile_at<kBlockQ, kHeadDimPadded>(shared, kShared.query);
   const auto out_smem = tile_at<kBlockQ, kHeadDimVPadded>(shared, kShared.query);
-  const auto k_smem = tile_at<kStages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
-  const auto v_smem = tile_at<kStages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
+  const auto k_smem = tile_at<kConfig.stages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
+  const auto v_smem = tile_at<kConfig.stages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
   unsigned char* kept = shared_at<unsigned char>(shared, kShared.kept);
 
   const QueryTile queries(args, int(blockIdx.x));
   if (!queries.exists()) return;
   const Sequence& seq = queries.seq;
   const int row_in_tile = queries.row_in_tile(), q_local = queries.q_local();
-  const int col = warp_id() % kColumnSplit * kCols;
+  const int col = warp_id() % kConfig.column_split * kCols;
   const Position at = queries.at();
   R acc[kRowTiles][kCols / 8][4];
   clear(acc);

@@ -16,9 +16,9 @@
 namespace foveal::device {
 
 constexpr int kThreads = 32 * kMergeWarps;
-constexpr int kLaneColumns = 4;                                          // of a load
+constexpr int kLaneColumns = 4;                                                    // of a load
 constexpr int kColumnSteps = divide_up(kProblem.head_dim_v, kLaneColumns* kWarp);  // loads of a lane that make a row
-constexpr int kLoads = 8 / kColumnSteps;                                 // splits under way at a time
+constexpr int kLoads = 8 / kColumnSteps;                                           // splits under way at a time
 
 /// The splits of one row, of which this warp sums first, first + step, ...
 struct SplitRows {

@@ -22,8 +22,7 @@ FOVEAL_DEVICE real product(const AttentionArgs& args, const Sequence& seq, int h
 FOVEAL_DEVICE void look_at_row(const OutsideArgs& args, i64 row) {
   const AttentionArgs& attention = args.attention;
   const int q = int(row % attention.seqlen_q), head = int(row / attention.seqlen_q % attention.heads_q);
-  const Sequence seq =
-      find_sequence(attention, int(row / attention.seqlen_q / attention.heads_q));
+  const Sequence seq = find_sequence(attention, int(row / attention.seqlen_q / attention.heads_q));
   if (q >= seq.len_q) return;
   for (int kv = threadIdx.x; kv < seq.len_kv; kv += 256) {
     const i64 pair = row * attention.seqlen_kv + kv;

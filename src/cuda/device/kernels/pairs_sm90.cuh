@@ -173,7 +173,8 @@ struct Consumer {
           }
         }
         work.for_each_sharer(args.sm90.attention, [&](int batch, int head, bool last) {
-          add_tile(work, batch, head, partial, use, kHalves * (kConfig.pairs_differ ? use : tile), kConfig.pairs_differ || last, sum, pairs, tiled);
+          add_tile(work, batch, head, partial, use, kHalves * (kConfig.pairs_differ ? use : tile), kConfig.pairs_differ || last, sum, pairs,
+                   tiled);
           ++use;
         });
         if (!write_aligned<Gradient>(work, sum)) write(work, sum);

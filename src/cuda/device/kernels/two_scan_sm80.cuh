@@ -2,7 +2,7 @@
 #include "tile/dkdv_tile.cuh"
 #include "tile/dq_tile.cuh"
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerMultiprocessor)
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kConfig.ctas)
     two_scan_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
   using namespace foveal::device;
   extern __shared__ uint4 shared[];

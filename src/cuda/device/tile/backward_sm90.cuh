@@ -20,7 +20,8 @@ constexpr TileSource kSource = kConfig.tile_source;
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 constexpr bool kSlopeEarly = kHasScore && (kSlopeOfScore || !kSumsTerms);  // multiply d score_mod / d score into P at once
 using Walk = TileWalk<kSource, true>;
-static_assert(kConfig.producer_registers + kConsumers * kConfig.consumer_registers() <= 3 * 168, "setmaxnreg would deadlock: more than the launch allocates");
+static_assert(kConfig.producer_registers + kConsumers * kConfig.consumer_registers() <= 3 * 168,
+              "setmaxnreg would deadlock: more than the launch allocates");
 static_assert(!kConfig.reproducible || kSource != TileSource::list, "rows of keys that visit a tile of queries must be consecutive");
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;

@@ -99,8 +99,8 @@ struct BackwardSoftmax : BackwardScores {
     for (int word = 0; word < kBlockQ / 64; ++word) dropped_words[word] = kProblem.dropout ? dropped[word] : 0;
     const WarpPairs pairs = warp_pairs(work, use, loaded);
     const KeptColumns<Walk> columns = kept_columns(pairs, work);
-    const float* largest =
-        static_cast<const float*>(attention.largest.data) + stat_row<kProblem.varlen>(args, work.sequence, work.head_q(attention)) + pairs.first_q;
+    const float* largest = static_cast<const float*>(attention.largest.data) +
+                           stat_row<kProblem.varlen>(args, work.sequence, work.head_q(attention)) + pairs.first_q;
 #pragma unroll 1
     for (int i = 0; i < kCount; ++i) {
       const int column = fragment_column(i);

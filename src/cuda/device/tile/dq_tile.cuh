@@ -1,14 +1,14 @@
 #pragma once
 // Backward for a tile of queries: dq, and the gradients of the score's parameters. The block loops over the kv tiles of its row:
 //  s = q k^T;  dp = dout v^T;  p = exp(s' - lse);  ds' = p (dp - delta);  ds = ds' ds'/ds;  dq += ds k
-//  shared memory: q | dout | kStages x (k | v) | kept | terms      registers, per warp: 16 kRowTiles rows of s, dp and dq
+//  shared memory: q | dout | kConfig.stages x (k | v) | kept | terms      registers, per warp: 16 kRowTiles rows of s, dp and dq
 #include "score/gradients.cuh"
 #include "tile/query_tile.cuh"
 #include "tile/nonfinite_rows.cuh"
 
 namespace foveal::device {
 
-constexpr bool kCollects = kReads > 0 && kColumnSplit == 1;
+constexpr bool kCollects = kReads > 0 && kConfig.column_split == 1;
 constexpr bool kStagesTerms = kCollects && staged_reads();
 constexpr Sm80Shape kDqShape = sm80_shape(kStagesTerms);
 constexpr DqSm80Layout kDqShared(kDqShape);
@@ -76,12 +76,12 @@ FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& se
 }
 
 FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
-  constexpr int kCols = kHeadDimPadded / kColumnSplit;  // of dq, for each warp
+  constexpr int kCols = kHeadDimPadded / kConfig.column_split;  // of dq, for each warp
   constexpr PairsSm80Layout kShared = kDqShared.pairs;
   const auto q_smem = tile_at<kBlockQ, kHeadDimPadded>(shared, kShared.query);
   const auto dout_smem = tile_at<kBlockQ, kHeadDimVPadded>(shared, kShared.dout);
-  const auto k_smem = tile_at<kStages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
-  const auto v_smem = tile_at<kStages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
+  const auto k_smem = tile_at<kConfig.stages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
+  const auto v_smem = tile_at<kConfig.stages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
   unsigned char* kept = shared_at<unsigned char>(shared, kShared.kept);
   R* scratch = shared_at<R>(shared, kDqShared.scratch);
   const TermTile<kBlockQ, kBlockKv> terms{shared_at<R>(shared, kDqShared.terms)};
@@ -90,7 +90,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
   if (!queries.exists()) return;
   const Sequence& seq = queries.seq;
   const int head = queries.head, row_in_tile = queries.row_in_tile(), q_local = queries.q_local();
-  const int col = warp_id() % kColumnSplit * kCols;
+  const int col = warp_id() % kConfig.column_split * kCols;
   const Position at = queries.at();
   RowStatistics rows[kRowTiles][2];
   R delta[kRowTiles][2];
@@ -130,7 +130,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
       }
       collect_read<0, kThreads, kBlockQ, kBlockKv, kRowTiles>(args, at, queries.begin, kv_begin, row_in_tile, s, dp, sums, terms);
     }
-    if constexpr (kWantsDq) {
+    if constexpr (kWanted.dq) {
       if constexpr (kHasScore) {
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
@@ -156,8 +156,8 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
     }
   });
 
-  if constexpr (kCollects) finish_reads<0, kWarps, kRowTiles>(args, at, q_local, sums, scratch);
-  if constexpr (kWantsDq) {
+  if constexpr (kCollects) finish_reads<0, kConfig.warps, kRowTiles>(args, at, q_local, sums, scratch);
+  if constexpr (kWanted.dq) {
     if constexpr (kProblem.part) {
       add_to_part(args.dq, seq, head, queries.begin + row_in_tile, seq.len_q, col, kProblem.head_dim, acc, R(args.scale),
                   [&](int, int) { return args.part.adds_to_q ? R(1) : R(0); });

@@ -18,7 +18,7 @@ using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 using Pairs = PairTiles<kBlockQ, kHalf, kConfig.pair_stages>;
 using Tiled = TiledValues[kHalves][kHalf / 16];
-constexpr bool kHoldTiles = kConfig.hold_pairs && kPairTiles > 0 && kPairTiles <= 2;          // registers suffice for no more
+constexpr bool kHoldTiles = kConfig.hold_pairs && kPairTiles > 0 && kPairTiles <= 2;  // registers suffice for no more
 constexpr int kFirstCleaner = kPairTiles > 0 ? 2 : 1, kCleaners = 4 - kFirstCleaner;  // warps
 
 constexpr PairsLayout kShared{{.block_q = kBlockQ,

@@ -1,5 +1,7 @@
 #pragma once
-// Shared by the portable kernels: types of the problem and views of its tensors.
+// Shared by the portable kernels: types and sizes of the problem and of its tiles, and views of its tensors.
+//
+// config.cuh: kProblem, kConfig (a PortableConfig).
 #include "philox.cuh"
 #include "schedule/tile_runs.cuh"
 #include "score/far_row.cuh"
@@ -10,9 +12,9 @@
 namespace foveal::device {
 
 using R = Real<Element>;
-constexpr int kHeadDimPadded = padded_dim(kProblem.head_dim, kColumnSplit);
-constexpr int kHeadDimVPadded = padded_dim(kProblem.head_dim_v, kColumnSplit);
-constexpr int kThreads = kWarps * kWarp;
+constexpr int kHeadDimPadded = padded_dim(kProblem.head_dim, kConfig.column_split);
+constexpr int kHeadDimVPadded = padded_dim(kProblem.head_dim_v, kConfig.column_split);
+constexpr int kBlockQ = kConfig.block_q, kBlockKv = kConfig.block_kv, kRowTiles = kConfig.row_tiles, kThreads = kConfig.threads();
 constexpr bool kScaleBefore = kHasScore || kProblem.scale_first;  ///< scale each score, instead of in the exponent
 constexpr R kLog2eR = 1.4426950408889634;
 

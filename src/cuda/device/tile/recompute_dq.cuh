@@ -51,8 +51,8 @@ FOVEAL_DEVICE void multiply_elements(float (&product)[2][4], const HeadElements<
 }
 
 /// acc += left[16 x 16] times 16 keys from first_key on. kept: bitmask of the thread's eight pairs.
-FOVEAL_DEVICE void multiply_kept_keys(float (&acc)[kPartColumns / 2], const u32 (&left)[4], u32 kept, const HeadElements<kProblem.head_dim>& keys,
-                                      int first_key, int column) {
+FOVEAL_DEVICE void multiply_kept_keys(float (&acc)[kPartColumns / 2], const u32 (&left)[4], u32 kept,
+                                      const HeadElements<kProblem.head_dim>& keys, int first_key, int column) {
   const int group = lane_id() / 4, pair = 2 * (lane_id() % 4);
   u32 kept_keys[2];  // of a row, a bit for each of the 16
 #pragma unroll
