@@ -1,6 +1,7 @@
 #pragma once
-// What every attention kernel knows of the problem when it is compiled. Plain C++: the host fills the struct and prints it into config.cuh as
-// kProblem (launch/attention_args.h); beside it are the types Element, of q, k, v and out, and SeqlenIndex and SeqlenKvIndex, of lengths.
+// What every attention kernel knows of the problem when it is compiled. Plain C++: the host fills the struct and prints it into config.cuh
+// as kProblem (launch/attention_args.h); beside it are the types Element, of q, k, v and out, and SeqlenIndex and SeqlenKvIndex, of
+// lengths.
 
 namespace foveal::device {
 

@@ -41,7 +41,8 @@ class Trial {
 
 // ---- configurations as text ----
 //
-// A configuration lists the fields that are chosen: `template <class Self, class Fn> static void chosen(Self& self, Fn fn) { fn("stages", self.stages); }`.
+// A configuration lists the fields that are chosen:
+// `template <class Self, class Fn> static void chosen(Self& self, Fn fn) { fn("stages", self.stages); }`.
 
 /// "block_kv=160 consumers=2 ..."
 template <class Config>

@@ -1,5 +1,7 @@
 // Backward preprocessing, one warp for each query row: delta = sum(dout * out) - dlse; lse as the kernels want it, +inf for rows without
 // keys; and the gradient of the sink, -exp(sink - lse) delta. Far rows are left to kernels/measure_sm80.cuh.
+//
+// config.cuh: kProblem, kConfig (a PortableConfig).
 #include "ptx/warp.cuh"
 #include "score/exact_sum.cuh"
 #include "score/far_row.cuh"

@@ -1,4 +1,6 @@
 // The dk and dv half of the split backward pass.
+//
+// config.cuh: kProblem, kConfig (a PortableConfig), kWanted (WantedGradients).
 #include "tile/dkdv_tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kConfig.ctas)

@@ -1,4 +1,6 @@
 // The dq half of the split backward pass; without dq it only collects the gradients of parameters.
+//
+// config.cuh: kProblem, kConfig (a PortableConfig), kWanted (WantedGradients).
 #include "tile/dq_tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kConfig.ctas)

@@ -1,6 +1,8 @@
 // Forward on mma.sync (FMAs for f32 and f64): a block owns a tile of queries and loops over the kv tiles of its row.
 //  shared memory: q | stages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
 // Large head dims split the output columns over column_split warps, which compute the same scores.
+//
+// config.cuh: kProblem, kConfig (a PortableConfig).
 #include "layout/agreed.cuh"
 #include "ptx/warp.cuh"
 #include "tile/query_tile.cuh"

@@ -1,6 +1,8 @@
 // After delta_sm80: recomputes the largest score and the log of the sum of far rows (score/far_row.cuh), and adds their gradients of the
 // sink. One block for each tile of queries; most find no far row.
 //  shared memory: q | stages x (k | v) | kept
+//
+// config.cuh: kProblem, kConfig (a PortableConfig).
 #include "score/exact_sum.cuh"
 #include "score/far_row.cuh"
 #include "tile/query_tile.cuh"

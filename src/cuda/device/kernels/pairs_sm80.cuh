@@ -1,6 +1,8 @@
 // Gradient of a parameter with one element for each pair (an additive bias) that batch entries or heads share. A block owns a tile of pairs
 // and loops over batch entries and heads in order, so that each element is summed by one thread in a fixed order, without atomics:
 //  s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] += ds' factor
+//
+// config.cuh: kProblem, kConfig (a PortableConfig), kPairs (a PairsRead).
 #include "tile/dq_tile.cuh"
 
 namespace foveal::device {

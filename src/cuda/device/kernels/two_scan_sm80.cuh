@@ -1,4 +1,6 @@
 // Backward in one launch: each block computes a tile of dk and dv, then a tile of dq.
+//
+// config.cuh: kProblem, kConfig (a PortableConfig), kWanted (WantedGradients).
 #include "tile/dkdv_tile.cuh"
 #include "tile/dq_tile.cuh"
 

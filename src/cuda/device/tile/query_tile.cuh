@@ -24,8 +24,9 @@ struct QueryTile {
   FOVEAL_DEVICE Position at() const { return {seq.batch, head, 0, 0, seq.len_q, seq.len_kv}; }  ///< of its pairs, without q and kv
   FOVEAL_DEVICE HeadView rows(const Tensor& tensor) const { return HeadView(tensor, seq.batch, seq.first_q, head); }
 
-  /// Calls step(kv_begin, masked, keys, values) for each tile that the mask keeps, with `stages` tiles in shared memory. load_queries issues
-  /// the loads of what stays. always_masked: treat full tiles as masked too. kept: a flag for each key of a tile, cleared where needed.
+  /// Calls step(kv_begin, masked, keys, values) for each tile that the mask keeps, with `stages` tiles in shared memory. load_queries
+  /// issues the loads of what stays. always_masked: treat full tiles as masked too. kept: a flag for each key of a tile, cleared where
+  /// needed.
   template <class LoadQueries, class Step>
   FOVEAL_DEVICE void for_each_kv_tile(const AttentionArgs& args, SharedTile<Element, kConfig.stages * kBlockKv, kHeadDimPadded> k_smem,
                                       SharedTile<Element, kConfig.stages * kBlockKv, kHeadDimVPadded> v_smem, unsigned char* kept,
