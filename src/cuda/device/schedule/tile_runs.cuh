@@ -4,6 +4,7 @@
 // config.cuh: kProblem.
 #include "args.cuh"
 #include "base.cuh"
+#include "problem_traits.cuh"
 
 #include "config.cuh"
 

@@ -6,6 +6,7 @@
 #include "schedule/tile_runs.cuh"
 #include "score/far_row.cuh"
 #include "score/score.cuh"
+#include "sm80_config.cuh"
 #include "tile/multiply.cuh"
 #include "tile/part.cuh"
 
