@@ -569,19 +569,19 @@ TEST(Sm90Mask, BandsAreFound) {
   const auto mask_of = [](const char* mask) {
     return sm90_mask(problem_of(std::string("forward bf16 b1 h1 q1000:1200 d64 mask=\"") + mask + "\""));
   };
-  EXPECT_EQ(mask_of("kv_idx <= q_idx").tiles, Sm90Tiles::causal);
+  EXPECT_EQ(mask_of("kv_idx <= q_idx").tiles, device::TileSource::causal);
   EXPECT_EQ(mask_of("kv_idx <= q_idx").band.high, 0);
   EXPECT_EQ(mask_of("kv_idx < q_idx + 5").band.high, 4);
   EXPECT_EQ(mask_of("kv_idx <= q_idx + seqlen_kv - seqlen_q").band.high, 200);
   const Sm90Mask window = mask_of("(abs(q_idx - kv_idx) <= 64) & (kv_idx <= q_idx)");
-  EXPECT_EQ(window.tiles, Sm90Tiles::band);
+  EXPECT_EQ(window.tiles, device::TileSource::band);
   EXPECT_EQ(window.band.low, -64);
   EXPECT_EQ(window.band.high, 0);
   EXPECT_EQ(mask_of("~(q_idx < kv_idx)").band.high, 0);
-  EXPECT_EQ(mask_of("(kv_idx < 100) | (kv_idx <= q_idx)").tiles, Sm90Tiles::list);
-  EXPECT_EQ(mask_of("kv_idx < 100").tiles, Sm90Tiles::list);
-  EXPECT_EQ(mask_of("2 * kv_idx <= q_idx").tiles, Sm90Tiles::list);
-  EXPECT_EQ(mask_of("kv_idx <= q_idx + 5000").tiles, Sm90Tiles::all);
+  EXPECT_EQ(mask_of("(kv_idx < 100) | (kv_idx <= q_idx)").tiles, device::TileSource::list);
+  EXPECT_EQ(mask_of("kv_idx < 100").tiles, device::TileSource::list);
+  EXPECT_EQ(mask_of("2 * kv_idx <= q_idx").tiles, device::TileSource::list);
+  EXPECT_EQ(mask_of("kv_idx <= q_idx + 5000").tiles, device::TileSource::all);
 }
 
 TEST(Sm90Mask, BandsKeepWhatTheMaskKeeps) {
@@ -637,7 +637,7 @@ TEST_F(Sm90, APlanForOneMoreLengthCompilesNothing) {
   }
 }
 
-constexpr Sm90Mask causal_mask{Sm90Tiles::causal, {-(1 << 30), 0}};
+constexpr Sm90Mask causal_mask{device::TileSource::causal, {-(1 << 30), 0}};
 constexpr Sm90Teams h200{132, 60 << 20};
 
 double total_of(const Sm90Tasks& tasks) {
@@ -723,7 +723,7 @@ TEST(Sm90Schedule, EvenAndShortTasksStayPersistent) {
 
 /// A CTA for each task costs what it gains where rounds leave little idle: what was measured at head dim 128.
 TEST(Sm90Schedule, OneTaskPerCtaIsForGridsThatIdleMuch) {
-  const Sm90Mask mask{.tiles = Sm90Tiles::causal, .band = {-(std::int64_t{1} << 30), 0}};
+  const Sm90Mask mask{.tiles = device::TileSource::causal, .band = {-(std::int64_t{1} << 30), 0}};
   const auto dealing = [&](std::int64_t heads, std::int64_t heads_kv, std::int64_t seqlen) {
     const Sm90Tasks tasks{.row_cost = sm90_row_cost(mask, seqlen, 128, seqlen, 160, Sm90Walk::keys),
                           .heads = heads,

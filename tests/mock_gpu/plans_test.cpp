@@ -228,9 +228,9 @@ TEST_F(Plans, KernelsThatAskForPairsKnowTheMask) {
   const auto has = [](const std::string& text, const char* what) { return text.find(what) != std::string::npos; };
   const auto limits = sources("kv_idx <= q_idx\""), program = sources("(q_idx * kv_idx) % 7 < 3\"");
   for (const std::size_t i : {1u, 2u}) {
-    EXPECT_TRUE(has(limits[i].constants.text(), "kMaskIsBand = true")) << limits[i].stem;
+    EXPECT_TRUE(has(limits[i].constants.text(), "mask_is_band = true")) << limits[i].stem;
     EXPECT_TRUE(has(limits[i].score, "extern __device__ bool mask_keep(")) << limits[i].stem;
-    EXPECT_TRUE(has(program[i].constants.text(), "kMaskIsBand = false")) << program[i].stem;
+    EXPECT_TRUE(has(program[i].constants.text(), "mask_is_band = false")) << program[i].stem;
     const std::string keep = program[i].score.substr(program[i].score.find("bool mask_keep("));
     EXPECT_TRUE(has(keep.substr(0, keep.find("\n}")), "* v")) << program[i].stem << keep;
   }
@@ -372,7 +372,7 @@ TEST_F(Plans, LengthsTakeTheKernelsThatTheyHadByThemselves) {
     auto config = cuda::sm90_forward_choice(p, "sm_90a");
     const cuda::jit::KernelSource& taken = executable->sources().front();
     if (!config || taken.stem != config->config.kernel()) continue;
-    config->config.split_kv = taken.constants.text().find("kSplit = true") != std::string::npos;
+    config->config.split_kv = taken.constants.text().find("split_kv = true") != std::string::npos;
     const cuda::jit::KernelSource own = cuda::forward_sm90_source(p, config->config);
     EXPECT_EQ(taken.constants.text(), own.constants.text()) << line;
     EXPECT_TRUE(taken.score == own.score) << line;

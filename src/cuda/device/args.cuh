@@ -18,15 +18,6 @@ struct Rows {
   long long batch, head, seq;
 };
 
-/// Where the keys of a sequence are, and what AttentionArgs::kv_lengths holds:
-///  batched   seqlen_kv rows for each batch entry; no lengths
-///  packed    one sequence after the other; cu_seqlens_kv
-///  paged     in pages of a pool; seqlens_kv
-///  gathered  pages copied into seqlen_kv contiguous rows for each sequence, of which seqlens_kv exist; their gradients are wide
-///            (f32 for 16-bit types) and summed into pages afterwards
-///  spread    in ranges of two memories (SpreadKeys)
-enum class KeyRows { batched, packed, paged, gathered, spread };
-
 /// Page i of sequence b is data[b * batch + i * page].
 struct BlockTable {
   const int* data;
@@ -82,7 +73,7 @@ struct DropoutArgs {
   double keep_scale_f64;
 };
 
-/// One part of an attention computed in several launches (config.cuh: kPart); its results are accumulated.
+/// One part of an attention computed in several launches (ProblemTraits::part); its results are accumulated.
 struct PartArgs {
   int adds_to_q, adds_to_kv;             ///< 0: this part is the first
   int batch_offset, head_offset, heads;  ///< position within the whole attention, for dropout

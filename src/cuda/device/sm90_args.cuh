@@ -46,7 +46,7 @@ struct KeptKeys {
   int len_kv, first_row, end_row, unused;
 };
 
-/// Rows whose state is kept from part to part (config.cuh: kKeepsRows).
+/// Rows whose state is kept from part to part (BackwardRowsConfig::keeps_rows).
 struct KeptRows {
   KeptKeys* keys;     ///< one for each part
   int number, count;  ///< index of this part; parts so far
@@ -78,7 +78,7 @@ struct Sm90Args {
   unsigned* dq_semaphore;
   TaskParts parts;
   int merge_warps;  ///< split-KV: warps of the merge kernel that share a row, 1 to kMergeWarps
-  /// Split-KV: each split writes split_rows rows of kHeadDimV floats and of SplitRow, ordered by token, then head, which
+  /// Split-KV: each split writes split_rows rows of head_dim_v floats and of SplitRow, ordered by token, then head, which
   /// kernels/merge_splits_sm90.cuh merges.
   float* split_out;
   SplitRow* split_softmax;

@@ -1,8 +1,6 @@
 #include "cuda/jit/source.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 
 #include "base/check.h"
 
@@ -82,15 +80,13 @@ Constants& Constants::set(const std::string& name, bool value) {
   return *this;
 }
 
-Constants& Constants::set(const std::string& name, double value) {
-  char digits[64];  // whatever the process's locale is
-  const std::string_view text(digits, std::to_chars(digits, digits + sizeof digits, std::abs(value), std::chars_format::hex).ptr);
-  text_ += base::join("constexpr double ", name, " = ", std::signbit(value) ? "-0x" : "0x", text, ";\n");
+Constants& Constants::set_type(const std::string& name, const std::string& type) {
+  text_ += base::join("using ", name, " = ", type, ";\n");
   return *this;
 }
 
-Constants& Constants::set_type(const std::string& name, const std::string& type) {
-  text_ += base::join("using ", name, " = ", type, ";\n");
+Constants& Constants::include(const std::string& file) {
+  text_ += base::join("#include \"", file, "\"\n");
   return *this;
 }
 

@@ -3,13 +3,15 @@
 // library; assembling one gives a single text without includes.
 //
 // In a kernel file, #include "x/y.cuh" names files relative to device/. Two names are virtual and stand for what a source carries:
-//   #include "config.cuh"   the constants, e.g. `constexpr int kBlockQ = 128;`
+//   #include "config.cuh"   the constants, e.g. `constexpr ForwardConfig kConfig{.block_kv = 128, ...};`
 //   #include "emit.cuh"     the functions that score_emit wrote for this score and mask
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "cuda/jit/struct_text.h"
 
 namespace foveal::cuda::jit {
 
@@ -18,9 +20,16 @@ class Constants {
  public:
   Constants& set(const std::string& name, int value);
   Constants& set(const std::string& name, bool value);
-  Constants& set(const std::string& name, double value);
   Constants& set_type(const std::string& name, const std::string& type);  ///< `using Element = bf16;`
-  const std::string& text() const { return text_; }                       ///< one declaration per line: the body of config.cuh
+  Constants& include(const std::string& file);                            ///< of device/, which declares what follows
+  /// `constexpr TYPE name{.field = value, ...};` of a struct of foveal::device that lists its `fields`; `file` of device/ declares it.
+  template <class Config>
+  Constants& set_struct(const std::string& name, const char* type, const char* file, const Config& config) {
+    include(file);
+    text_ += base::join("constexpr foveal::device::", type, " ", name, struct_text(config), ";\n");
+    return *this;
+  }
+  const std::string& text() const { return text_; }  ///< the body of config.cuh
 
  private:
   std::string text_;

@@ -10,7 +10,15 @@
 #include "cuda/device/layout/agreed.cuh"
 #include "cuda/score/read_facts.h"
 
-namespace foveal::cuda {
+namespace foveal {
+
+std::string device::value_text(KeyRows rows) {
+  static constexpr const char* names[] = {"batched", "packed", "paged", "gathered", "spread"};
+  static_assert(std::size(names) == static_cast<std::size_t>(KeyRows::spread) + 1);
+  return base::join("foveal::device::KeyRows::", names[static_cast<std::size_t>(rows)]);
+}
+
+namespace cuda {
 
 static_assert(device::kFarLse == base::far_lse);
 namespace {
@@ -69,22 +77,24 @@ std::optional<std::string> refuses_params(const problem::Problem& p) {
 }
 
 jit::Constants attention_constants(const problem::Problem& p) {
+  const device::ProblemTraits traits{.head_dim = static_cast<int>(p.head_dim),
+                                     .head_dim_v = static_cast<int>(p.head_dim_v),
+                                     .varlen = p.varlen,
+                                     .key_rows = key_rows_of(p),
+                                     .page_size = static_cast<int>(p.spread  ? Part::key_range_unit
+                                                                   : p.paged ? p.page_size()
+                                                                             : 0),
+                                     .part = p.merges(),
+                                     .of_whole = p.part,
+                                     .dropout = p.attention.dropout_p > 0,
+                                     .scale_first = !(p.scale > 0),
+                                     .bin_bits = exact_sum_bin_bits(p)};
   jit::Constants constants;
-  constants.set_type("Element", element_type(p.dtype))
+  constants.set_struct("kProblem", "ProblemTraits", "problem_traits.cuh", traits)
+      .include("element.cuh")
+      .set_type("Element", element_type(p.dtype))
       .set_type("SeqlenIndex", p.cu_seqlens_q.dtype == DType::i64 ? "long long" : "int")
-      .set_type("SeqlenKvIndex", (p.seqlens_kv.present ? p.seqlens_kv : p.cu_seqlens_kv).dtype == DType::i64 ? "long long" : "int")
-      .set("kHeadDim", static_cast<int>(p.head_dim))
-      .set("kHeadDimV", static_cast<int>(p.head_dim_v))
-      .set("kVarlen", p.varlen)
-      .set("kKeyRows", static_cast<int>(key_rows_of(p)))
-      .set("kPageSize", static_cast<int>(p.spread  ? Part::key_range_unit
-                                         : p.paged ? p.page_size()
-                                                   : 0))
-      .set("kPart", p.merges())
-      .set("kOfWhole", p.part)
-      .set("kDropout", p.attention.dropout_p > 0)
-      .set("kScaleFirst", !(p.scale > 0))  // the exponent needs a positive factor
-      .set("kBinBits", exact_sum_bin_bits(p));
+      .set_type("SeqlenKvIndex", (p.seqlens_kv.present ? p.seqlens_kv : p.cu_seqlens_kv).dtype == DType::i64 ? "long long" : "int");
   return constants;
 }
 
@@ -127,4 +137,5 @@ device::AttentionArgs attention_args(const problem::Problem& p, const problem::B
   return args;
 }
 
-}  // namespace foveal::cuda
+}  // namespace cuda
+}  // namespace foveal

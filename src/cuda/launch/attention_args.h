@@ -4,8 +4,13 @@
 #include <string>
 
 #include "cuda/device/args.cuh"
+#include "cuda/device/problem_traits.cuh"
 #include "cuda/jit/source.h"
 #include "problem/problem.h"
+
+namespace foveal::device {
+std::string value_text(KeyRows rows);  ///< as device text
+}
 
 namespace foveal::cuda {
 
@@ -16,7 +21,7 @@ device::BlockTable block_table(const problem::Buffers& buffers);
 /// Why kernels cannot take the parameters, or nothing.
 std::optional<std::string> refuses_params(const problem::Problem& problem);
 
-/// The constants that every attention kernel of the portable path needs besides its tiles.
+/// kProblem and the types beside it (device/problem_traits.cuh), which every attention kernel has.
 jit::Constants attention_constants(const problem::Problem& problem);
 
 /// Everything but tiles, tables, workspace and gradients of parameters.

@@ -14,11 +14,12 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr int delta_rows = 64, delta_warps = 8;
+constexpr device::PortableConfig delta_config{.block_q = 64, .warps = 8};
 
 jit::KernelSource source_of(const problem::Problem& p, const char* kernel) {
   jit::KernelSource source{.stem = kernel, .constants = attention_constants(p), .score = emit_score(p)};
-  source.constants.set("kWantsDq", p.dq.present).set("kWantsDk", p.dk.present).set("kWantsDv", p.dv.present);
+  const device::WantedGradients wanted{.dq = p.dq.present, .dk = p.dk.present, .dv = p.dv.present};
+  source.constants.set_struct("kWanted", "WantedGradients", "sm80_config.cuh", wanted);
   return source;
 }
 
@@ -103,8 +104,8 @@ class BackwardSm80 : public GpuExecutable {
     args.delta = {Workspace::at<void>(workspace, delta_offset_), p.varlen ? 0 : p.heads_q * rows, rows, 1};
     gradients_.prepare(args, buffers, workspace, stream);
 
-    args.tiles_q = static_cast<int>(base::divide_up(p.seqlen_q, delta_rows));
-    delta_->launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch), .threads = delta_warps * 32}, args, stream);
+    args.tiles_q = static_cast<int>(base::divide_up(p.seqlen_q, delta_config.block_q));
+    delta_->launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch), .threads = delta_config.threads()}, args, stream);
     measure_.run(p, args, stream);
     if (keys_) keys_->place(args, workspace, stream);
     if (keys_ && !two_scan_) keys_->launch(args, args.tiles_kv * p.heads_kv * p.batch, stream);
@@ -175,7 +176,7 @@ const Candidate backward_sm80{.pass = Pass::backward, .design = design_backward_
 
 jit::KernelSource delta_sm80_source(const problem::Problem& p) {
   jit::KernelSource source = source_of(p, "delta_sm80");
-  source.constants.set("kBlockQ", delta_rows).set("kWarps", delta_warps).set("kColumnSplit", 1);
+  Sm80Config(delta_config).set(source.constants);
   return source;
 }
 
@@ -196,15 +197,16 @@ jit::KernelSource pairs_sm80_source(const problem::Problem& p, const Sm80Config&
     const bool own = op == scoring::Op::batch || op == scoring::Op::head;
     shared = shared && (own || (depends & (scoring::depends_batch | scoring::depends_head)) == 0);
   }
-  source.constants.set("kPairsRead", read).set("kPairsOwnBatch", facts.reads_batch).set("kPairsOwnHead", facts.reads_head);
-  source.constants.set("kPairsShareAddress", shared);
+  const device::PairsRead pairs{.read = read, .own_batch = facts.reads_batch, .own_head = facts.reads_head, .shares_address = shared};
+  source.constants.set_struct("kPairs", "PairsRead", "sm80_config.cuh", pairs);
   return source;
 }
 
 std::optional<Chosen<Sm80Config>> two_scan_choice(const problem::Problem& p, std::size_t limit) {
-  for (const Sm80Config& config :
-       {Sm80Config{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2}, Sm80Config{.block_q = 64, .block_kv = 64, .warps = 4},
-        Sm80Config{.block_q = 32, .block_kv = 32, .warps = 2}, Sm80Config{.block_q = 16, .block_kv = 16, .warps = 1}}) {
+  for (const Sm80Config config : {device::PortableConfig{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2},
+                                  device::PortableConfig{.block_q = 64, .block_kv = 64, .warps = 4},
+                                  device::PortableConfig{.block_q = 32, .block_kv = 32, .warps = 2},
+                                  device::PortableConfig{.block_q = 16, .block_kv = 16, .warps = 1}}) {
     if (config.shared_bytes(p, Sm80Kernel::two_scan) <= limit)
       return Chosen<Sm80Config>{config, "two_scan: square tiles, as both scans own 16 rows per warp and split no columns (not timed)"};
   }

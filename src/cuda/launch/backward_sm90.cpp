@@ -277,12 +277,19 @@ bool mask_is_band(const HopperProblem& problem) { return problem.problem.has_mas
 
 jit::KernelSource source_of(const HopperProblem& problem, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
   const problem::Problem& p = problem.problem;
-  jit::KernelSource source{.stem = kernel, .constants = sm90_constants(problem), .score = score};
-  config.set(source.constants);
+  device::BackwardConfig whole = config;
+  whole.splits_groups = config.group_tasks > 1;
+  whole.reproducible = p.attention.determinism == Determinism::reproducible;
+  whole.tile_source = problem.mask.tiles;
+  jit::KernelSource source{.stem = kernel, .constants = attention_constants(p), .score = score};
+  source.constants.set_struct("kConfig", "BackwardConfig", "sm90_config.cuh", whole);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
-  source.constants.set("kReproducible", p.attention.determinism == Determinism::reproducible).set("kCollects", config.collects);
-  source.constants.set("kCollectsTerms", config.collects && config.cluster_size() == 1);
   return source;
+}
+
+/// Of the kernels before and after it.
+device::BackwardRowsConfig rows_config(const HopperProblem& problem, const Sm90BackwardConfig& config) {
+  return {.block_q = config.block_q, .mask_is_band = mask_is_band(problem), .keeps_rows = problem.problem.keeps_rows};
 }
 
 }  // namespace
@@ -306,8 +313,9 @@ jit::KernelSource backward_prepare_sm90_source(const HopperProblem& problem, con
   jit::KernelSource source{.stem = "backward_prepare_sm90",
                            .constants = attention_constants(p),
                            .score = emit_score(p, {.lines = config.lines, .band = mask_is_band(problem)})};
-  source.constants.set("kBlockQ", config.block_q).set("kReproducible", p.attention.determinism == Determinism::reproducible);
-  source.constants.set("kMaskIsBand", mask_is_band(problem)).set("kKeepsRows", p.keeps_rows);
+  device::BackwardRowsConfig rows = rows_config(problem, config);
+  rows.reproducible = p.attention.determinism == Determinism::reproducible;
+  source.constants.set_struct("kConfig", "BackwardRowsConfig", "sm90_config.cuh", rows);
   return source;
 }
 // Without a mask this source depends on little of the problem, so most calls share one kernel.
@@ -319,7 +327,7 @@ jit::KernelSource backward_convert_sm90_source(const HopperProblem& problem, con
   jit::KernelSource source{.stem = "backward_convert_sm90",
                            .constants = attention_constants(alike),
                            .score = slope_has_unit(p) || cuts_tiles ? emit_score(p, {.band = mask_is_band(problem)}) : emit_sink(p, true)};
-  source.constants.set("kBlockQ", config.block_q).set("kMaskIsBand", mask_is_band(problem)).set("kKeepsRows", p.keeps_rows);
+  source.constants.set_struct("kConfig", "BackwardRowsConfig", "sm90_config.cuh", rows_config(problem, config));
   return source;
 }
 

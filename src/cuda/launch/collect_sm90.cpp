@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "cuda/launch/attention_args.h"
 #include "cuda/launch/gradient_pass_sm90.h"
 #include "cuda/score/score_emit.h"
 
@@ -25,18 +26,13 @@ GradientKernelSm90 collect_sm90(const HopperProblem& problem, const Sm90CollectC
 
 jit::KernelSource collect_sm90_source(const HopperProblem& problem, const Sm90CollectConfig& config) {
   const problem::Problem& p = problem.problem;
-  jit::KernelSource source{.stem = "collect_sm90", .constants = sm90_constants(problem)};
+  jit::KernelSource source{.stem = "collect_sm90", .constants = attention_constants(p)};
   source.score = emit_score(
       p, {.lines = config.lines, .pairs = true, .tanh = true, .bins = config.bins, .reads = config.reads, .band = !problem.mask.is_list()});
-  source.constants.set("kBackwardKernel", static_cast<int>(config.kernel))
-      .set("kBlockQ", config.block_q)
-      .set("kStages", config.stages)
-      .set("kPairStages", 0)
-      .set("kSplitsGroups", false)
-      .set("kReproducible", false);
-  source.constants.set("kCollects", true).set("kCollectsTerms", true);
+  device::BackwardConfig whole = config;
+  whole.tile_source = problem.mask.tiles;
+  source.constants.set_struct("kConfig", "BackwardConfig", "sm90_config.cuh", whole);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
-  source.constants.set("kProducerRegisters", config.producer_registers).set("kConsumerRegisters", config.consumer_registers);
   return source;
 }
 

@@ -26,7 +26,7 @@ struct ForwardSources {
 
 /// The length-independent part of a design, shared while a KV cache grows.
 struct SharedDesign {
-  Sm90Tiles tiles;
+  device::TileSource tiles;
   std::optional<Chosen<Sm90ForwardConfig>> choice;  ///< none where the kernel for many queries runs, whose choice depends on lengths
   ForwardSources whole{}, split{};                  ///< without and with split-KV
   std::vector<float> numbers{};                     ///< Problem::numbers of these sources
@@ -266,7 +266,7 @@ const Candidate forward_sm90{
 
 jit::KernelSource forward_sm90_source(const HopperProblem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{.stem = config.kernel(),
-                           .constants = sm90_constants(problem),
+                           .constants = attention_constants(problem.problem),
                            .score = emit_score(problem.problem, {.lines = config.lines,
                                                                  .row_values = config.row_values,
                                                                  .pairs = config.consumers == 2 && config.packed_heads == 1,
@@ -278,7 +278,7 @@ jit::KernelSource forward_sm90_source(const HopperProblem& problem, const Sm90Fo
                                                                  .offsets_first = config.offsets_first,
                                                                  .offset_columns = config.offset_steps > 0,
                                                                  .several_heads = config.packed_heads > 1})};
-  config.set(source.constants);
+  source.constants.set_struct("kConfig", "ForwardConfig", "sm90_config.cuh", config);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem.problem)));
   return source;
 }

@@ -35,16 +35,19 @@ GradientKernelSm90 pairs_sm90(const HopperProblem& problem, const PlannedRead& p
 jit::KernelSource pairs_sm90_source(const HopperProblem& problem, const Sm90PairsConfig& config, int number, bool covers) {
   const problem::Problem& p = problem.problem;
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
-  jit::KernelSource source{.stem = "pairs_sm90", .constants = sm90_constants(problem)};
-  source.score = emit_score(p, {.pairs = true, .tiles = config.tiles, .band = !problem.mask.is_list()});
-  source.constants.set("kBlockKv", config.block_kv).set("kConsumers", config.consumers).set("kStages", config.stages);
-  source.constants.set("kPairStages", config.pair_stages).set("kTasksAhead", config.tasks_ahead).set("kPairsRead", number);
+  device::PairsConfig whole = config;
+  whole.read = number;
+  whole.own_batch = read.reads_batch, whole.own_head = read.reads_head;
+  whole.pairs_differ = pair_reads_differ(p, read);
+  whole.hold_pairs = !whole.pairs_differ && (config.is_narrow() || is_light(p));
+  whole.covers = covers;
+  whole.tile_source = problem.mask.tiles;
+  jit::KernelSource source{.stem = "pairs_sm90",
+                           .constants = attention_constants(p),
+                           .score = emit_score(p, {.pairs = true, .tiles = config.tiles, .band = !problem.mask.is_list()})};
+  source.constants.set_struct("kConfig", "PairsConfig", "sm90_config.cuh", whole);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
   source.constants.set_type("Gradient", element_type(p.params[static_cast<std::size_t>(read.param)].gradient.dtype));
-  source.constants.set("kPairsOwnBatch", read.reads_batch).set("kPairsOwnHead", read.reads_head);
-  const bool differ = pair_reads_differ(p, read);
-  source.constants.set("kHoldPairs", !differ && (config.is_narrow() || is_light(p))).set("kPairsDiffer", differ).set("kCovers", covers);
-  source.constants.set("kProducerRegisters", config.producer_registers()).set("kConsumerRegisters", config.consumer_registers());
   return source;
 }
 

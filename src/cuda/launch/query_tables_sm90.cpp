@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "cuda/launch/attention_args.h"
 #include "cuda/launch/gradient_pass_sm90.h"
 #include "cuda/score/score_emit.h"
 
@@ -24,11 +25,12 @@ GradientKernelSm90 query_tables_sm90(const HopperProblem& problem, const Sm90Row
 
 jit::KernelSource query_tables_sm90_source(const HopperProblem& problem, const Sm90RowsConfig& config) {
   const problem::Problem& p = problem.problem;
-  jit::KernelSource source{.stem = "rows_sm90", .constants = sm90_constants(problem)};
+  device::RowsConfig whole = config;
+  whole.tile_source = problem.mask.tiles;
+  jit::KernelSource source{.stem = "rows_sm90", .constants = attention_constants(p)};
   source.score = emit_score(p, {.pairs = true, .rows = config.reads, .band = !problem.mask.is_list()});
-  source.constants.set("kConsumers", config.consumers).set("kStages", config.stages);
+  source.constants.set_struct("kConfig", "RowsConfig", "sm90_config.cuh", whole);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
-  source.constants.set("kProducerRegisters", config.producer_registers()).set("kConsumerRegisters", config.consumer_registers());
   return source;
 }
 

@@ -185,10 +185,4 @@ device::Sm90Args sm90_args(const problem::Problem& p, const problem::Buffers& bu
   return args;
 }
 
-jit::Constants sm90_constants(const HopperProblem& problem) {
-  jit::Constants constants = attention_constants(problem.problem);
-  constants.set("kTileSource", static_cast<int>(problem.mask.tiles));
-  return constants;
-}
-
 }  // namespace foveal::cuda

@@ -40,7 +40,4 @@ std::int64_t sm90_keys_in_reach(const problem::Problem& problem, const Sm90Mask&
 /// Everything but maps, order, tables and workspace.
 device::Sm90Args sm90_args(const problem::Problem& problem, const problem::Buffers& buffers, const Sm90Mask& mask);
 
-/// Constants that every sm_90 kernel needs besides its tiles.
-jit::Constants sm90_constants(const HopperProblem& problem);
-
 }  // namespace foveal::cuda

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/divide.h"
 #include "cuda/device/layout/agreed.cuh"
+#include "cuda/device/sm80_config.cuh"
 #include "cuda/device/tile_classes.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/score/score_emit.h"
@@ -76,8 +77,10 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
     end_offset_ = workspace.reserve(all_rows * sizeof(int));
     needs_data_ = true;
     classify_source_ = {.stem = "classify_sm80", .constants = attention_constants(p), .score = emit_score(p)};
-    classify_source_.constants.set("kBlockQ", block_q).set("kBlockKv", block_kv).set("kWarps", 8).set("kColumnSplit", 1);
-    classify_source_.constants.set("kTransposed", transposed).set("kMaskHeads", mask_heads_);
+    classify_source_.constants
+        .set_struct("kConfig", "PortableConfig", "sm80_config.cuh",
+                    device::PortableConfig{.block_q = block_q, .block_kv = block_kv, .warps = 8})
+        .set_struct("kMask", "ClassifiedMask", "sm80_config.cuh", device::ClassifiedMask{.transposed = transposed, .heads = mask_heads_});
     classify_known(p, block_q, block_kv);
     return;
   }

@@ -5,7 +5,15 @@
 #include "cuda/score/emit_parts.h"
 #include "cuda/score/finite_factors.h"
 
-namespace foveal::cuda {
+namespace foveal {
+
+std::string device::value_text(ReadKind kind) {
+  static constexpr const char* names[] = {"kUniform", "kRow", "kColumn", "kDiagonal", "kElement", "kScatter"};
+  static_assert(std::size(names) == kScatter + 1);
+  return names[kind];
+}
+
+namespace cuda {
 namespace {
 
 using scoring::Reduction;
@@ -141,12 +149,6 @@ std::vector<device::ReadTraits> read_traits(const Problem& p, const Ahead& ahead
 
 }  // namespace
 
-std::string row_text(device::ReadKind kind) {
-  static constexpr const char* names[] = {"kUniform", "kRow", "kColumn", "kDiagonal", "kElement", "kScatter"};
-  static_assert(std::size(names) == device::kScatter + 1);
-  return names[kind];
-}
-
 std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead) {
   const std::vector<PlannedRead> planned = ahead.reads.empty() ? walked_reads(p) : ahead.reads;
   const FiniteFactors finite = finite_factors(p, ahead.lines);
@@ -165,4 +167,5 @@ std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead)
   return ahead.rows.empty() ? text : text + emit_row_reads(p, ahead.rows);
 }
 
-}  // namespace foveal::cuda
+}  // namespace cuda
+}  // namespace foveal

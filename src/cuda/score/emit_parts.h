@@ -4,8 +4,13 @@
 #include <vector>
 
 #include "cuda/device/score/traits.cuh"
+#include "cuda/jit/struct_text.h"
 #include "cuda/score/score_emit.h"
 #include "cuda/score/score_writer.h"
+
+namespace foveal::device {
+std::string value_text(ReadKind kind);
+}
 
 namespace foveal::cuda {
 
@@ -29,23 +34,11 @@ std::string flags(const std::string& name, std::size_t count, Fn&& flag) {
 
 // ---- rows of arrays that device/score/traits.cuh declares ----
 
-inline std::string row_text(bool value) { return truth(value); }
-inline std::string row_text(int value) { return std::to_string(value); }
-std::string row_text(device::ReadKind kind);
-
-/// `{.param = 1, .repeats = true}`
-template <class Traits>
-std::string row_text(const Traits& row) {
-  std::string text;
-  Traits::fields(
-      row, [&](const char* name, const auto& value) { text += base::join(text.empty() ? "{." : ", .", name, " = ", row_text(value)); });
-  return text + "}";
-}
 /// `constexpr TYPE name[] = {{...}, {...}, {}};`: the row at the end is there as no array is empty.
 template <class Traits>
 std::string array_text(const char* type, const char* name, const std::vector<Traits>& rows) {
   std::string text = base::join("constexpr ", type, " ", name, "[] = {");
-  for (const Traits& row : rows) text += row_text(row) + ",\n";
+  for (const Traits& row : rows) text += jit::struct_text(row) + ",\n";
   return text + "{}};\n";
 }
 /// `name<i>::type` is the type of an element.

@@ -2,6 +2,7 @@
 // What the tables of configurations of both passes share: rows that were measured, the choice
 // among them, and what `foveal tune` found instead.
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "base/check.h"
@@ -11,10 +12,10 @@
 namespace foveal::cuda {
 
 /// A row of a table. The first row that applies and has a legal configuration is taken, with the first such configuration.
-template <class Facts, class Config>
+template <class Facts, class Given>
 struct Row {
   bool (*applies)(const Facts&);
-  std::vector<Config> configs;
+  std::vector<Given> configs;
   const char* why;
   const char* measured;  ///< where the figures are
 };
@@ -22,14 +23,14 @@ struct Row {
 inline constexpr const char* grid = "bench/results/h200-sm90.jsonl";
 inline constexpr const char* notes = "docs/lab/gpu.md";
 
-/// The configurations of the first row that has some.
-template <class Facts, class Config, class Complete, class Illegal>
-std::vector<Chosen<Config>> chosen_of(const std::vector<Row<Facts, Config>>& rows, const Facts& facts, const Complete& complete,
-                                      const Illegal& illegal) {
+/// The configurations of the first row that has some. complete: from what a row has to an optional configuration.
+template <class Facts, class Given, class Complete, class Illegal>
+auto chosen_of(const std::vector<Row<Facts, Given>>& rows, const Facts& facts, const Complete& complete, const Illegal& illegal) {
+  using Config = typename std::invoke_result_t<Complete, const Facts&, const Given&>::value_type;
   std::vector<Chosen<Config>> chosen;
-  for (const Row<Facts, Config>& row : rows) {
+  for (const Row<Facts, Given>& row : rows) {
     if (!row.applies(facts)) continue;
-    for (const Config& config : row.configs)
+    for (const Given& config : row.configs)
       if (const auto whole = complete(facts, config); whole && !illegal(*whole))
         chosen.push_back({*whole, base::join(row.why, " (", row.measured, ")")});
     if (!chosen.empty()) break;

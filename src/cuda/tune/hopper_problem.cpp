@@ -3,18 +3,23 @@
 #include <algorithm>
 #include <iterator>
 
-namespace foveal::cuda {
+#include "base/check.h"
+
+namespace foveal {
+
+const char* device::to_string(TileSource source) {
+  static constexpr const char* names[] = {"all", "causal", "band", "list"};
+  static_assert(std::size(names) == static_cast<std::size_t>(TileSource::list) + 1);
+  return names[static_cast<std::size_t>(source)];
+}
+std::string device::value_text(TileSource source) { return base::join("foveal::device::TileSource::", to_string(source)); }
+
+namespace cuda {
 namespace {
 
 constexpr std::int64_t unlimited = std::int64_t{1} << 30;
 
 }  // namespace
-
-const char* to_string(Sm90Tiles tiles) {
-  static constexpr const char* names[] = {"all", "causal", "band", "list"};
-  static_assert(std::size(names) == static_cast<std::size_t>(Sm90Tiles::list) + 1);
-  return names[static_cast<std::size_t>(tiles)];
-}
 
 Sm90Mask sm90_mask(const problem::Problem& p) {
   Sm90Mask mask;
@@ -23,13 +28,13 @@ Sm90Mask sm90_mask(const problem::Problem& p) {
   const auto length = [](bool varies, std::int64_t n) { return varies ? std::nullopt : std::optional(n); };
   const auto band = mask::find_band(p.score->mask, length(p.varlen, p.seqlen_q), length(p.ragged_kv() || p.any_length, p.seqlen_kv));
   if (!band) {
-    mask.tiles = Sm90Tiles::list;
+    mask.tiles = device::TileSource::list;
     return mask;
   }
   const std::int64_t shift = p.attention.q_offset - p.attention.kv_offset;
   mask.band = {std::clamp(band->low + shift, -unlimited, unlimited), std::clamp(band->high + shift, -unlimited, unlimited)};
   const bool low = mask.band.low > -p.seqlen_q, high = mask.band.high < p.seqlen_kv - 1;
-  mask.tiles = low ? Sm90Tiles::band : high ? Sm90Tiles::causal : Sm90Tiles::all;
+  mask.tiles = low ? device::TileSource::band : high ? device::TileSource::causal : device::TileSource::all;
   return mask;
 }
 
@@ -43,4 +48,5 @@ const LineValues& HopperProblem::lines() const {
   return *lines_;
 }
 
-}  // namespace foveal::cuda
+}  // namespace cuda
+}  // namespace foveal

@@ -1,22 +1,25 @@
 #pragma once
 // A problem as the Hopper kernels see it: what their choices, schedules and sources keep asking about it is found once.
 #include <optional>
+#include <string>
 
+#include "cuda/device/sm90_config.cuh"
 #include "cuda/score/score_forms.h"
 #include "mask/band.h"
 #include "problem/problem.h"
 
-namespace foveal::cuda {
+namespace foveal::device {
+const char* to_string(TileSource source);
+std::string value_text(TileSource source);  ///< as device text
+}  // namespace foveal::device
 
-/// How a kernel finds the tiles of a row, in the order of device::TileSource.
-enum class Sm90Tiles { all, causal, band, list };
-const char* to_string(Sm90Tiles tiles);
+namespace foveal::cuda {
 
 /// The mask as the kernels see it. `band` counts local positions and is clamped to 32 bits.
 struct Sm90Mask {
-  Sm90Tiles tiles = Sm90Tiles::all;
+  device::TileSource tiles = device::TileSource::all;
   mask::Band band{};
-  bool is_list() const { return tiles == Sm90Tiles::list; }
+  bool is_list() const { return tiles == device::TileSource::list; }
 };
 Sm90Mask sm90_mask(const problem::Problem& problem);
 

@@ -21,7 +21,7 @@ bool serves_pairs(const problem::Problem& p, int number) {
     const auto depends = p.score->backward.depends_of(index);
     if (op != Op::batch && op != Op::head && depends & (scoring::depends_batch | scoring::depends_head)) return false;
   }
-  if (sm90_mask(p).tiles != Sm90Tiles::list) return true;
+  if (sm90_mask(p).tiles != device::TileSource::list) return true;
   for (const scoring::Instr& instr : p.score->mask.code)
     if ((instr.op == Op::batch && !read.reads_batch) || (instr.op == Op::head && !read.reads_head)) return false;
   return true;

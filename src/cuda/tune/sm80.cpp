@@ -32,7 +32,7 @@ constexpr const char* not_timed = "not timed; compiled in tests/cuda/sm80_test.c
 struct Sm80Row {
   int bits;
   int max_dim = std::numeric_limits<int>::max();
-  std::vector<Sm80Config> configs;  ///< in the order in which they are tried; their warps follow from the tile
+  std::vector<device::PortableConfig> configs;  ///< in the order in which they are tried; their warps follow from the tile
   const char* why;
   const char* measured = not_timed;  ///< where the figures are
 };
@@ -185,13 +185,14 @@ std::vector<Chosen<Sm80Config>> chosen_for(const problem::Problem& p, Sm80Kernel
   if (kernel == Sm80Kernel::measure) return chosen;
   if (kernel == Sm80Kernel::reads) {
     if (facts.bits == 16 && facts.dim <= 128)
-      chosen.insert(chosen.begin(), {{.block_q = 128, .block_kv = 64, .warps = 4, .row_tiles = 2, .stages = 2},
+      chosen.insert(chosen.begin(), {device::PortableConfig{.block_q = 128, .block_kv = 64, .warps = 4, .row_tiles = 2, .stages = 2},
                                      base::join("no sum of dq takes registers: a wide tile (", not_timed, ")")});
     return chosen;
   }
   const std::string alone = base::join("nothing is loaded ahead: other CTAs fill the wait (", not_timed, ")");
   for (auto& [config, why] : chosen) config.stages = 1, config.ctas = 1, why = alone;
-  if (facts.bits == 16 && facts.dim <= 64) chosen.insert(chosen.begin(), {{.block_q = 64, .block_kv = 32, .warps = 4, .ctas = 4}, alone});
+  if (facts.bits == 16 && facts.dim <= 64)
+    chosen.insert(chosen.begin(), {device::PortableConfig{.block_q = 64, .block_kv = 32, .warps = 4, .ctas = 4}, alone});
   return chosen;
 }
 
@@ -242,15 +243,7 @@ std::size_t Sm80Config::shared_bytes(const problem::Problem& p, Sm80Kernel kerne
   return static_cast<std::size_t>(bytes());
 }
 
-void Sm80Config::set(jit::Constants& constants) const {
-  constants.set("kBlockQ", block_q)
-      .set("kBlockKv", block_kv)
-      .set("kWarps", warps)
-      .set("kRowTiles", row_tiles)
-      .set("kStages", stages)
-      .set("kColumnSplit", column_split)
-      .set("kCtasPerMultiprocessor", ctas);
-}
+void Sm80Config::set(jit::Constants& constants) const { constants.set_struct("kConfig", "PortableConfig", "sm80_config.cuh", *this); }
 
 std::vector<Sm80Config> sm80_candidates(const problem::Problem& p, Sm80Kernel kernel) { return configs_of(chosen_for(p, kernel)); }
 

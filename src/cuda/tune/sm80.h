@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/device/sm80_config.cuh"
 #include "cuda/jit/source.h"
 #include "cuda/tune/chosen.h"
 #include "problem/problem.h"
@@ -16,21 +17,10 @@ enum class Sm80Kernel { forward, dq, dkdv, two_scan, reads, pairs, measure };
 /// Of its file under device/kernels, and the kernel's name.
 const char* sm80_stem(Sm80Kernel kernel);
 
-struct Sm80Config {
-  int block_q = 64, block_kv = 64;
-  int warps = 4;
-  int row_tiles = 1;     ///< m16 tiles of rows per warp
-  int stages = 1;        ///< of the tiles along the walk
-  int column_split = 1;  ///< warps that share rows and split the columns of what is summed
-  int ctas = 1;          ///< at least this many CTAs on a multiprocessor
-
-  template <class Self, class Fn>
-  static void fields(Self& self, Fn fn) {
-    fn("block_q", self.block_q), fn("block_kv", self.block_kv), fn("warps", self.warps), fn("row_tiles", self.row_tiles);
-    fn("stages", self.stages), fn("column_split", self.column_split), fn("ctas", self.ctas);
-  }
+struct Sm80Config : device::PortableConfig {
+  Sm80Config() = default;
+  explicit(false) Sm80Config(const device::PortableConfig& config) : PortableConfig(config) {}
   std::string text() const;  ///< "64x64 warps 4 stages 2"
-  int threads() const { return warps * 32; }
   std::size_t shared_bytes(const problem::Problem& problem, Sm80Kernel kernel) const;
   void set(jit::Constants& constants) const;
 };

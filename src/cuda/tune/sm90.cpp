@@ -1,6 +1,7 @@
 #include "cuda/tune/sm90.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -8,7 +9,15 @@
 #include "cuda/tune/read_plan.h"
 #include "score/column_forms.h"
 
-namespace foveal::cuda {
+namespace foveal {
+
+std::string device::value_text(BackwardKernel kernel) {
+  static constexpr const char* names[] = {"narrow", "wide", "collect"};
+  static_assert(std::size(names) == static_cast<std::size_t>(BackwardKernel::collect) + 1);
+  return base::join("foveal::device::BackwardKernel::", names[static_cast<std::size_t>(kernel)]);
+}
+
+namespace cuda {
 namespace {
 
 std::size_t bytes_of_tables(const std::vector<ReadTable>& tables) {
@@ -60,7 +69,7 @@ std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
                                       .line_floats = static_cast<int>(lines.count(block_q(), block_kv)),
                                       .column_bytes = offset_steps * device::offset_step_bytes(block_kv),
                                       .table_bytes = static_cast<int>(bytes_of_tables(tables)),
-                                      .has_mask = listed});
+                                      .has_mask = tile_source == device::TileSource::list});
   return static_cast<std::size_t>(layout.bytes);
 }
 
@@ -68,26 +77,6 @@ std::string Sm90ForwardConfig::text() const {
   return base::join(block_q(), "x", block_kv, packed_heads > 1 ? base::join(" of ", packed_heads, " heads") : "", " stages ", stages,
                     query_stages > 1 ? " queries ahead" : "", ping_pong ? " ping-pong" : "",
                     pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "", text_of(tables));
-}
-
-void Sm90ForwardConfig::set(jit::Constants& constants) const {
-  constants.set("kBlockKv", block_kv)
-      .set("kConsumers", consumers)
-      .set("kStages", stages)
-      .set("kQueryStages", query_stages)
-      .set("kPairStages", pair_stages)
-      .set("kProducerRegisters", producer_registers())
-      .set("kConsumerRegisters", consumer_registers())
-      .set("kPingPong", ping_pong)
-      .set("kDecode", is_decode())
-      .set("kPackedHeads", packed_heads)
-      .set("kSplit", split_kv)
-      .set("kIntraWarpgroupOverlap", intra_warpgroup_overlap);
-}
-
-device::BackwardKernel Sm90BackwardConfig::kernel() const {
-  using device::BackwardKernel;
-  return block_kv == device::backward_family(BackwardKernel::wide).block_kv ? BackwardKernel::wide : BackwardKernel::narrow;
 }
 
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
@@ -162,16 +151,6 @@ std::string Sm90BackwardConfig::text() const {
                     group_tasks > 1 ? base::join(", query heads of a group in ", group_tasks, " tasks") : "", text_of(tables));
 }
 
-void Sm90BackwardConfig::set(jit::Constants& constants) const {
-  constants.set("kBackwardKernel", static_cast<int>(kernel()))
-      .set("kBlockQ", block_q)
-      .set("kStages", stages)
-      .set("kPairStages", pair_stages)
-      .set("kSplitsGroups", group_tasks > 1)
-      .set("kProducerRegisters", producer_registers)
-      .set("kConsumerRegisters", sm90_consumer_registers(producer_registers));
-}
-
 const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& p) {
   using device::BackwardKernel;
   static constexpr Sm90BackwardVariant narrow{
@@ -183,7 +162,13 @@ const Sm90BackwardVariant& sm90_backward_variant(const problem::Problem& p) {
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p, const ReadPlan& plan) {
   const LineValues lines = find_line_values(p);
   for (const int stages : {2, 1}) {
-    Sm90CollectConfig without_lines{.stages = stages, .staged = plan.staged()}, config = without_lines;
+    Sm90CollectConfig without_lines{{.kernel = device::BackwardKernel::collect,
+                                     .block_kv = device::backward_family(device::BackwardKernel::collect).block_kv,
+                                     .stages = stages,
+                                     .producer_registers = 72,
+                                     .collects = true},
+                                    plan.staged()};
+    Sm90CollectConfig config = without_lines;
     config.lines = lines;
     const auto with_bins = [&](Sm90CollectConfig& fitting) {
       fitting.bins = sm90_bins(plan, sm90_shared_limit - fitting.shared_bytes(p));
@@ -204,9 +189,9 @@ std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
                                        .head_dim = static_cast<int>(p.head_dim),
                                        .head_dim_v = static_cast<int>(p.head_dim_v),
                                        .stages = stages,
-                                       .key_chunks = shape.key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
-                                       .peer_key_chunks = shape.peer_key_chunks(),
-                                       .ds_tiles = shape.ds_tiles(),
+                                       .key_chunks = shape().key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
+                                       .peer_key_chunks = shape().peer_key_chunks(),
+                                       .ds_tiles = shape().ds_tiles(),
                                        .pairs = {},
                                        .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
                                        .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),
@@ -247,11 +232,11 @@ unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const int stages = dim <= 128 ? 2 : 1;  // shared memory holds no more
-  const Sm90PairsConfig loads{.block_kv = dim <= 64 ? 128 : 64, .stages = dim <= 64 ? 3 : stages};
+  const Sm90PairsConfig loads{{.block_kv = dim <= 64 ? 128 : 64, .stages = dim <= 64 ? 3 : stages}};
   const std::vector<PairTile> tiles = find_pair_tiles(ScoreForms(p, program_of(p)));
   if (tiles.empty()) return loads;
   for (const int pair_stages : {4, 3, 2, 1})
-    if (Sm90PairsConfig config{.block_kv = loads.block_kv, .stages = stages, .tiles = tiles, .pair_stages = pair_stages}; fits(p, config))
+    if (Sm90PairsConfig config{{.block_kv = loads.block_kv, .stages = stages, .pair_stages = pair_stages}, tiles}; fits(p, config))
       return config;
   return loads;
 }
@@ -263,7 +248,7 @@ std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& p, std::v
     if (read.repeats && read.run < 16 && ++in_registers > 2) read.repeats = false;  // registers hold the sums of no more
   for (; !reads.empty(); reads.pop_back())
     for (const auto& [consumers, stages] : {std::pair{2, 3}, {2, 2}, {2, 1}, {1, 2}, {1, 1}})
-      if (Sm90RowsConfig config{.consumers = consumers, .stages = stages, .reads = reads}; fits(p, config)) return config;
+      if (Sm90RowsConfig config{{.consumers = consumers, .stages = stages}, reads}; fits(p, config)) return config;
   return std::nullopt;
 }
 
@@ -307,4 +292,5 @@ std::vector<PairTile> sm90_pair_tiles(const HopperProblem& problem, bool collect
   return tiles;
 }
 
-}  // namespace foveal::cuda
+}  // namespace cuda
+}  // namespace foveal

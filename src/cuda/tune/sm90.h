@@ -7,6 +7,7 @@
 
 #include "cuda/device/layout/sm90.cuh"
 #include "cuda/device/sm90_args.cuh"
+#include "cuda/device/sm90_config.cuh"
 #include "cuda/jit/source.h"
 #include "cuda/score/planned_read.h"
 #include "cuda/score/row_reads.h"
@@ -14,28 +15,18 @@
 #include "cuda/tune/hopper_problem.h"
 #include "problem/problem.h"
 
+namespace foveal::device {
+std::string value_text(BackwardKernel kernel);  ///< as device text
+}
+
 namespace foveal::cuda {
 
 struct ReadPlan;  // tune/read_plan.h
 
-/// Registers per thread of two consumer warpgroups, when each thread of the producer warpgroup keeps `producer_registers` of the 168 that a
-/// launch of 384 threads gives it.
-constexpr int sm90_consumer_registers(int producer_registers) { return (3 * 168 - producer_registers) / 2; }
-
-struct Sm90ForwardConfig {
+struct Sm90ForwardConfig : device::ForwardConfig {
   static constexpr const char* family = "sm90.forward";  ///< in files of tuned configurations
 
-  int block_kv = 128;
-  int consumers = 2;  ///< warpgroups of 64 rows
-  int stages = 2;     ///< of keys and values
-  int query_stages = 2;
-  bool ping_pong = true;                       ///< one warpgroup's softmax overlaps the products of another
-  bool intra_warpgroup_overlap = false;        ///< softmax overlaps the P V product of the same warpgroup
-  int packed_heads = 1;                        ///< GQA packing: query heads that share a tile
-  int pair_stages = 0;                         ///< of reads that TMA loads as tiles; 0: none
-  bool split_kv = false;                       ///< several tasks share the keys of a row of tiles
   bool paged = false;                          ///< the producer warp looks up pages or ranges, which takes more registers
-  bool listed = false;                         ///< tiles come from lists, and partial ones evaluate the mask
   LineValues lines{};                          ///< evaluated by a warp of the producer warpgroup
   std::vector<PairTile> tiles{};               ///< reads that TMA loads as tiles
   std::vector<ReadTable> tables{};             ///< in shared memory
@@ -44,35 +35,16 @@ struct Sm90ForwardConfig {
   bool offsets_first = false;                  ///< accumulators of scores start from the offsets
   bool raw_offsets = false;                    ///< long offsets are added to raw scores
 
-  /// The fields that are chosen and tuned; the others follow from them and the problem.
-  template <class Self, class Fn>
-  static void fields(Self& self, Fn fn) {
-    fn("block_kv", self.block_kv), fn("consumers", self.consumers), fn("stages", self.stages), fn("query_stages", self.query_stages);
-    fn("ping_pong", self.ping_pong), fn("intra_warpgroup_overlap", self.intra_warpgroup_overlap);
-    fn("packed_heads", self.packed_heads), fn("pair_stages", self.pair_stages);
-  }
-
-  bool is_decode() const { return consumers == 1 || packed_heads > 1; }  ///< decode and short prefill
   const char* kernel() const { return is_decode() ? "decode_sm90" : "forward_sm90"; }
-  int queries() const { return block_q() / packed_heads; }  ///< of a tile
-  int block_q() const { return 64 * consumers; }
-  int threads() const { return 128 * (1 + consumers); }
-  int producer_registers() const { return consumers == 3 ? 32 : !lines.empty() ? 56 : paged ? 40 : 24; }
-  int consumer_registers() const { return consumers == 3 ? 160 : !lines.empty() ? 224 : paged && consumers == 2 ? 232 : 240; }
+  int consumer_registers() const { return ForwardConfig::consumer_registers(!lines.empty(), paged); }
   std::size_t shared_bytes(const problem::Problem& problem) const;
   std::string text() const;  ///< "128x160 stages 2"
-  void set(jit::Constants& constants) const;
 };
 
-struct Sm90BackwardConfig {
+struct Sm90BackwardConfig : device::BackwardConfig {
   static constexpr const char* family = "sm90.backward";
 
-  int block_q = 64, block_kv = device::backward_family(device::BackwardKernel::narrow).block_kv;  ///< of a CTA; block_kv tells the kernel
-  int stages = 2;                    ///< of queries and gradients of the output
-  int pair_stages = 0;               ///< of reads that TMA loads as tiles; 0: none
   int group_tasks = 0;               ///< that share the query heads of a kv head (sm90_group_tasks); 0: not chosen yet
-  int producer_registers = 0;        ///< per thread of the producer warpgroup; the consumers share the rest
-  bool collects = false;             ///< sums gradients of parameters, except those with a kernel of their own
   StagedReads staged{};              ///< trained reads whose terms the producer warpgroup sums
   LineValues lines{};                ///< evaluated there, too
   std::vector<PairTile> tiles{};     ///< reads that TMA loads as tiles
@@ -81,28 +53,19 @@ struct Sm90BackwardConfig {
   std::vector<PlannedRead> reads{};  ///< trained reads
 
   template <class Self, class Fn>
-  static void fields(Self& self, Fn fn) {
-    fn("block_q", self.block_q), fn("block_kv", self.block_kv), fn("stages", self.stages), fn("pair_stages", self.pair_stages);
+  static void chosen(Self& self, Fn fn) {
+    BackwardConfig::chosen(self, fn);
     fn("group_tasks", self.group_tasks);
   }
 
-  static constexpr int threads = device::BackwardFamily::threads;
-  device::BackwardKernel kernel() const;
-  device::BackwardFamily shape() const { return device::backward_family(kernel()); }
   int cluster_size() const { return shape().cluster_size; }  ///< CTAs that share a task
   int task_keys() const { return shape().task_keys(); }
   std::size_t shared_bytes(const problem::Problem& problem) const;
   std::string text() const;
-  void set(jit::Constants& constants) const;
 };
 
 /// Configuration of the pass that collects gradients of parameters after the backward kernel.
-struct Sm90CollectConfig {
-  static constexpr device::BackwardKernel kernel = device::BackwardKernel::collect;
-  static constexpr device::BackwardFamily shape = device::backward_family(kernel);
-  static constexpr int block_q = 64, block_kv = shape.block_kv, threads = shape.threads;
-  static constexpr int producer_registers = 72, consumer_registers = sm90_consumer_registers(producer_registers);
-  int stages;
+struct Sm90CollectConfig : device::BackwardConfig {
   StagedReads staged{};
   LineValues lines{};
   std::vector<ReadBins> bins{};
@@ -112,32 +75,16 @@ struct Sm90CollectConfig {
 };
 
 /// Configuration of the pass that sums trained reads of a table for each query.
-struct Sm90RowsConfig {
-  static constexpr int block_kv = 64;
-  int consumers;  ///< warpgroups of 64 queries
-  int stages;     ///< of keys and values
+struct Sm90RowsConfig : device::RowsConfig {
   std::vector<RowRead> reads;
 
-  int block_q() const { return 64 * consumers; }
-  int threads() const { return 128 * (1 + consumers); }
-  int producer_registers() const { return consumers == 2 ? 40 : 56; }
-  int consumer_registers() const { return consumers == 2 ? sm90_consumer_registers(producer_registers()) : 240; }
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };
 
 /// Configuration of the pass that writes the gradient of a parameter with an element for each pair.
-struct Sm90PairsConfig {
-  static constexpr int consumers = 2;  ///< warpgroups of 64 queries
-  static constexpr int block_q = 64 * consumers, threads = 128 * (1 + consumers);
-  static constexpr int tasks_ahead = 4;  ///< started tasks that the warps which write zeros may lag behind
-  int block_kv;
-  int stages;                     ///< of q, k, v and dout of one batch and head
+struct Sm90PairsConfig : device::PairsConfig {
   std::vector<PairTile> tiles{};  ///< reads that come as tiles
-  int pair_stages = 0;            ///< of these, each 64 keys wide
 
-  bool is_narrow() const { return block_kv == 64; }
-  int producer_registers() const { return is_narrow() ? 72 : 56; }
-  int consumer_registers() const { return sm90_consumer_registers(producer_registers()); }
   unsigned shared_bytes(const problem::Problem& problem) const;
 };
 

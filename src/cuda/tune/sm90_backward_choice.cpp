@@ -15,7 +15,7 @@ struct BackwardFacts {
   bool bare = !problem.mask.is_list() && p.attention.dropout_p == 0 && !p.ragged_kv();
   bool collects = plan.hopper;
   StagedReads staged = collects && !variant.is_wide ? plan.staged() : StagedReads{};
-  LineValues lines = sm90_line_values(problem, {.block_kv = variant.block_kv(), .staged = staged});
+  LineValues lines = sm90_line_values(problem, {{.kernel = variant.kernel, .block_kv = variant.block_kv()}, 0, staged});
   bool helpers = staged.any() || !lines.empty();  ///< the producer warpgroup's other warps have work, too
   bool light = is_light(p);
   std::vector<PairTile> pair_tiles = sm90_pair_tiles(problem, collects);
@@ -58,7 +58,7 @@ int producer_registers(const BackwardFacts& f, bool helpers) {
   return f.collects && diagonals > 0 && f.plan.early() == 0 ? 56 : 40;
 }
 
-using BackwardRow = Row<BackwardFacts, Sm90BackwardConfig>;
+using BackwardRow = Row<BackwardFacts, device::BackwardConfig>;
 using B = BackwardFacts;
 
 const std::vector<BackwardRow>& backward_rows() {
@@ -92,6 +92,7 @@ std::optional<Sm90BackwardConfig> completed(const BackwardFacts& f, Sm90Backward
   const problem::Problem& p = f.p;
   const bool loads_more =
       f.dim <= 64 && config.pair_stages > 0 && config.block_q == 64;  // the loading warp takes part in the helpers' work
+  config.kernel = f.variant.kernel;
   config.producer_registers = producer_registers(f, f.helpers || loads_more);
   config.collects = f.collects;
   config.staged = f.staged;
@@ -123,7 +124,10 @@ std::optional<std::string> illegal(const BackwardFacts& f, const Sm90BackwardCon
 }
 
 std::vector<Chosen<Sm90BackwardConfig>> backward_chosen(const BackwardFacts& f) {
-  return chosen_of(backward_rows(), f, completed, [&](const Sm90BackwardConfig& config) { return illegal(f, config); });
+  const auto complete = [](const BackwardFacts& facts, const device::BackwardConfig& chosen) {
+    return completed(facts, Sm90BackwardConfig{chosen});
+  };
+  return chosen_of(backward_rows(), f, complete, [&](const Sm90BackwardConfig& config) { return illegal(f, config); });
 }
 
 }  // namespace
@@ -153,7 +157,7 @@ std::vector<Sm90BackwardConfig> sm90_backward_space(const HopperProblem& problem
     for (const int pair_stages : {0, 1, 2})
       for (int tasks = 0; tasks <= (p.group_size > 1 ? p.group_size : 0); ++tasks) {
         const auto config =
-            completed(facts, {.block_q = block_q, .block_kv = facts.variant.block_kv(), .pair_stages = pair_stages, .group_tasks = tasks});
+            completed(facts, {{.block_q = block_q, .block_kv = facts.variant.block_kv(), .pair_stages = pair_stages}, tasks});
         if (config && !illegal(facts, *config)) add_new(*config, space);
       }
   return space;

@@ -13,11 +13,11 @@ struct ForwardFacts {
   const problem::Problem& p = problem.problem;
   std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   std::int64_t rows = p.seqlen_q * p.group_size;  ///< of queries that share keys
-  Sm90Tiles tiles = problem.mask.tiles;
+  device::TileSource tiles = problem.mask.tiles;
   bool bf16 = p.dtype == DType::bf16;
   bool scored = p.has_score_mod();
   bool listed = problem.mask.is_list();
-  bool skips = tiles != Sm90Tiles::all;  ///< tiles, so that rows are short
+  bool skips = tiles != device::TileSource::all;  ///< tiles, so that rows are short
   bool dropout = p.attention.dropout_p > 0;
   bool plain = !scored && !listed && !dropout;
   LineValues lines = sm90_line_values(problem);
@@ -53,7 +53,7 @@ bool ForwardFacts::is_decode() const {
   return !(listed && p.group_size > 1 && mask_depends_on_head(p));
 }
 
-using ForwardRow = Row<ForwardFacts, Sm90ForwardConfig>;
+using ForwardRow = Row<ForwardFacts, device::ForwardConfig>;
 using F = ForwardFacts;
 
 /// Decode and short prefill, where is_decode(): all heads of a group are packed, and loads run as many stages ahead as fit.
@@ -113,8 +113,8 @@ const std::vector<ForwardRow>& offset_rows() {
 }
 
 const std::vector<ForwardRow>& forward_rows() {
-  static const Sm90ForwardConfig two{.block_kv = 128}, three{.block_kv = 128, .consumers = 3}, wide{.block_kv = 160};
-  static const Sm90ForwardConfig late{.block_kv = 128, .intra_warpgroup_overlap = true},
+  static const device::ForwardConfig two{.block_kv = 128}, three{.block_kv = 128, .consumers = 3}, wide{.block_kv = 160};
+  static const device::ForwardConfig late{.block_kv = 128, .intra_warpgroup_overlap = true},
       late_wide{.block_kv = 160, .intra_warpgroup_overlap = true};
   static const std::vector<ForwardRow> rows = {
       {.applies = [](const F& f) { return f.dim <= 64 && (f.listed || f.dropout || f.reads_pairs); },
@@ -200,9 +200,10 @@ void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
 }
 
 /// Fills in the fields that follow from the chosen and tuned ones. nullopt if the configuration does not fit shared memory.
-std::optional<Sm90ForwardConfig> completed(const ForwardFacts& f, Sm90ForwardConfig config) {
+std::optional<Sm90ForwardConfig> completed(const ForwardFacts& f, const device::ForwardConfig& chosen) {
+  Sm90ForwardConfig config{chosen};
   config.paged = f.p.paged || f.p.spread;
-  config.listed = f.listed;
+  config.tile_source = f.tiles;
   if (config.packed_heads == 1) take_lines(f, config);  // of one head
   if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   const std::size_t taken = config.shared_bytes(f.p);
@@ -216,7 +217,7 @@ std::optional<Sm90ForwardConfig> completed(const ForwardFacts& f, Sm90ForwardCon
 
 /// Decode: packs all heads of a group, with as many stages as fit shared memory. nullopt if even the fewest do not fit; tiles then have one
 /// head.
-std::optional<Sm90ForwardConfig> with_heads_and_stages(const ForwardFacts& f, Sm90ForwardConfig config) {
+std::optional<Sm90ForwardConfig> with_heads_and_stages(const ForwardFacts& f, device::ForwardConfig config) {
   config.packed_heads = static_cast<int>(f.p.group_size);
   for (;;) {
     if (auto whole = completed(f, config)) return whole;
@@ -233,10 +234,10 @@ std::optional<Sm90ForwardConfig> with_heads_and_stages(const ForwardFacts& f, Sm
 /// Divides the shared memory that K and V leave, in this order: tables that pairs read at any index (without them each pair gathers from
 /// L2, which takes 20 times the plain pass for a table indexed by a matrix of integers), stages of tiles for reads of one element per pair,
 /// the queries of the next task.
-std::optional<Sm90ForwardConfig> with_pair_tiles_and_tables(const ForwardFacts& f, const Sm90ForwardConfig& config) {
+std::optional<Sm90ForwardConfig> with_pair_tiles_and_tables(const ForwardFacts& f, const device::ForwardConfig& config) {
   std::optional<Sm90ForwardConfig> best;
   const auto consider = [&](int pair_stages, int query_stages) {
-    Sm90ForwardConfig tried = config;
+    device::ForwardConfig tried = config;
     tried.pair_stages = pair_stages;
     tried.query_stages = std::min(config.query_stages, query_stages);
     auto whole = completed(f, tried);
@@ -288,7 +289,7 @@ std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const HopperProblem
   const ForwardFacts facts{problem};
   return choice(
       facts.p, device, Sm90ForwardConfig::family, forward_chosen(facts),
-      [&](const Sm90ForwardConfig& config) { return completed(facts, config); },
+      [&](const device::ForwardConfig& config) { return completed(facts, config); },
       [&](const Sm90ForwardConfig& config) { return illegal(facts, config); });
 }
 
@@ -307,17 +308,17 @@ std::vector<Sm90ForwardConfig> sm90_forward_space(const HopperProblem& problem) 
     for (const int block_kv : {64, 80, 96, 112, 128, 144, 160, 176, 192})
       for (const bool ping_pong : {true, false})
         for (const bool overlap : {false, true}) {
-          Sm90ForwardConfig config{.block_kv = block_kv,
-                                   .consumers = consumers,
-                                   .stages = decode ? 4 : 2,
-                                   .ping_pong = ping_pong,
-                                   .intra_warpgroup_overlap = overlap,
-                                   .listed = facts.listed};
+          device::ForwardConfig config{.block_kv = block_kv,
+                                       .consumers = consumers,
+                                       .stages = decode ? 4 : 2,
+                                       .ping_pong = ping_pong,
+                                       .intra_warpgroup_overlap = overlap,
+                                       .tile_source = facts.tiles};
           if (decode) {
             add(with_heads_and_stages(facts, config));
             config.stages = 2;
           }
-          for (config.query_stages = 2; config.query_stages > 1 && !fits(facts.p, config);) --config.query_stages;
+          for (config.query_stages = 2; config.query_stages > 1 && !fits(facts.p, Sm90ForwardConfig{config});) --config.query_stages;
           add(with_pair_tiles_and_tables(facts, config));
         }
   return space;

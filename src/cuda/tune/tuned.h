@@ -41,13 +41,14 @@ class Trial {
 
 // ---- configurations as text ----
 //
-// A configuration lists its fields: `template <class Self, class Fn> static void fields(Self& self, Fn fn) { fn("stages", self.stages); }`.
+// A configuration lists the fields that are chosen:
+// `template <class Self, class Fn> static void chosen(Self& self, Fn fn) { fn("stages", self.stages); }`.
 
 /// "block_kv=160 consumers=2 ..."
 template <class Config>
 std::string text_of(const Config& config) {
   std::string text;
-  Config::fields(config, [&](const char* name, const auto& value) {
+  Config::chosen(config, [&](const char* name, const auto& value) {
     text += base::join(text.empty() ? "" : " ", name, "=", static_cast<int>(value));
   });
   return text;
@@ -71,7 +72,7 @@ Config parse_config(const std::string& text, const std::string& source) {
     }
     base::fail(ErrorCode::invalid_argument, source, ": configuration \"", text, "\"; expected ", head, "a number at \"", rest, "\"");
   };
-  Config::fields(config, [&](const char* name, auto& value) { value = static_cast<std::remove_reference_t<decltype(value)>>(take(name)); });
+  Config::chosen(config, [&](const char* name, auto& value) { value = static_cast<std::remove_reference_t<decltype(value)>>(take(name)); });
   FOVEAL_CHECK(rest.empty(), source, ": configuration \"", text, "\" goes on with \"", rest, "\"; expected nothing more");
   return config;
 }

@@ -2,7 +2,7 @@
 // bits, times the scale and the constant part of the score's slope. Rows whose sum is infinite or NaN through keys that they do not keep
 // are recomputed (tile/recompute_dq.cuh).
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV, kBlockQ as for the main kernel; kVarlen, kMaskIsBand, kKeepsRows.
+// config.cuh: kProblem, kConfig (a BackwardRowsConfig).
 #include "layout/agreed.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
@@ -14,7 +14,7 @@
 namespace foveal::device {
 
 /// May a tile contain keys that only some of its queries keep? Then 0 was multiplied with whatever those keys hold.
-constexpr bool kHasPartialTiles = kHasMask || static_cast<KeyRows>(kKeyRows) != KeyRows::batched;
+constexpr bool kHasPartialTiles = kHasMask || kProblem.key_rows != KeyRows::batched;
 /// Blocks for each multiprocessor: the noinline recomputation would like more registers, at the price of fewer warps for the loads of all.
 constexpr int kBlocks = kAddsToDq ? 8 : 12;
 
@@ -26,13 +26,13 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kConvertThreads, fo
   using namespace foveal::device;
   const int tile = blockIdx.x / kSumParts, part = blockIdx.x % kSumParts;
   const int head = blockIdx.y, batch = blockIdx.z;
-  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args.attention, batch);
+  const Sequence sequence = find_sequence(args.attention, batch);
   if (tile * kBlockQ >= sequence.len_q) return;
   const int row = tile * kBlockQ + (kSplitColumns ? 0 : 64 * part) + fragment_first_row(threadIdx.x);
   const int column = kSplitColumns ? kPartColumns * part : 0;
 
-  const float* from =
-      args.dq_sum + (stat_row<kVarlen>(args, sequence, head) + tile * kBlockQ) * kSumColumns + part * 64 * kPartColumns + 4 * threadIdx.x;
+  const float* from = args.dq_sum + (stat_row<kProblem.varlen>(args, sequence, head) + tile * kBlockQ) * kSumColumns +
+                      part * 64 * kPartColumns + 4 * threadIdx.x;
   float acc[kPartColumns / 2];
 #pragma unroll
   for (int i = 0; i < kPartColumns / 2; i += 4) {
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kConvertThreads, fo
   const Tensor& dq = args.attention.dq;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int here = row + 8 * r, columns = here < sequence.len_q ? min(kHeadDim - column, kPartColumns) : 0;
+    const int here = row + 8 * r, columns = here < sequence.len_q ? min(kProblem.head_dim - column, kPartColumns) : 0;
     const i64 first = batch * dq.batch + head * dq.head + (sequence.first_q + here) * dq.seq + column;
     if constexpr (kAddsToDq) {
       add_row(static_cast<float*>(dq.data) + first, acc, r, scale, args.attention.part.adds_to_q ? 1.0f : 0.0f, nonfinite[r] ? 0 : columns,

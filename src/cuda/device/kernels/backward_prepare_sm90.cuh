@@ -3,8 +3,7 @@
 // One group of lanes for each row of statistics, padding rows included. Rows kept from part to part (KeptRows) are prepared once, while
 // each part measures far rows over its own keys: concurrent parts have their own lse2, largest and far.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits,
-// kMaskIsBand, kKeepsRows.
+// config.cuh: kProblem, kConfig (a BackwardRowsConfig).
 #include "layout/agreed.cuh"
 #include "schedule/tasks.cuh"
 #include "score/exact_sum.cuh"
@@ -15,7 +14,7 @@
 
 namespace foveal::device {
 
-constexpr int kRowLanes = prepare_row_lanes(kHeadDimV);
+constexpr int kRowLanes = prepare_row_lanes(kProblem.head_dim_v);
 constexpr int kThreads = kPrepareThreads;
 constexpr int kRowsPerBlock = kThreads / kRowLanes;
 
@@ -65,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
   const int head = blockIdx.y, batch = blockIdx.z;
   const int row = blockIdx.x * kRowsPerBlock + threadIdx.x / kRowLanes;
   const int lane = threadIdx.x % kRowLanes;
-  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, batch);
+  const Sequence sequence = find_sequence(attention, batch);
   const bool has_statistics = row < round_up(sequence.len_q, kRowStep);  // has a row of statistics
   const bool exists = row < sequence.len_q;
   const i64 token = sequence.first_q + row;
@@ -73,16 +72,16 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     return static_cast<const float*>(rows.data)[batch * rows.batch + head * rows.head + token * rows.seq];
   };
 
-  const bool begins = !kKeepsRows || args.kept.begins, measures = !kKeepsRows || args.kept.measures;
-  if (kKeepsRows && measures && threadIdx.x == 0 && blockIdx.x + blockIdx.y + blockIdx.z == 0) {
+  const bool begins = !kConfig.keeps_rows || args.kept.begins, measures = !kConfig.keeps_rows || args.kept.measures;
+  if (kConfig.keeps_rows && measures && threadIdx.x == 0 && blockIdx.x + blockIdx.y + blockIdx.z == 0) {
     const KeptRows& kept = args.kept;
     kept.keys[kept.number] = {
         attention.k, attention.v, attention.kv_offset, attention.seqlen_kv, kept.first_row, kept.first_row + attention.seqlen_q, 0};
   }
-  const i64 stat = stat_row<kVarlen>(args, sequence, head) + row;
+  const i64 stat = stat_row<kProblem.varlen>(args, sequence, head) + row;
   const float lse = exists && lane == 0 ? row_value(attention.lse) : -infinity();
   float sum = 0;
-  if (begins && exists && 8 * lane < kHeadDimV) {
+  if (begins && exists && 8 * lane < kProblem.head_dim_v) {
     const auto at = [&](const Tensor& tensor) {
       return *reinterpret_cast<const uint4*>(static_cast<const u16*>(tensor.data) + batch * tensor.batch + head * tensor.head +
                                              token * tensor.seq + 8 * lane);
@@ -95,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
 #pragma unroll
       for (int i = lane; i < kSumColumns / 4; i += kRowLanes) zeros[i] = make_float4(0, 0, 0, 0);
     }
-    if (kReproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_semaphore[stat / kBlockQ * kSumCtas + lane] = 0;
+    if (kConfig.reproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_semaphore[stat / kBlockQ * kSumCtas + lane] = 0;
   }
   sum = warp_sum<kRowLanes>(sum);
 
@@ -121,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     if (writes) static_cast<float*>(attention.largest.data)[stat] = statistics.largest;
     if (begins) static_cast<float*>(attention.delta.data)[stat] = delta;
     if (row % 8 == 0 && (begins || some_far)) args.far[stat / 8] = some_far;
-    if (kKeepsRows && begins) {
+    if (kConfig.keeps_rows && begins) {
       const i64 there = stat + static_cast<i64>(kRowStep) * args.kept.other_stream;
       static_cast<float*>(attention.lse2.data)[there] = unmeasured;
       static_cast<float*>(attention.largest.data)[there] = 0;
@@ -136,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
       float total = 0;
       for (int r = 0; r < kRowsPerBlock; ++r) total += terms[r];
       const ParamGradient& gradient = attention.gradient[kSinkParam];
-      ExactSum<kBinBits>::add(gradient.bins, gradient.elements, head, total);
+      ExactSum<kProblem.bin_bits>::add(gradient.bins, gradient.elements, head, total);
     }
   }
 }

@@ -4,15 +4,13 @@
 // Two consumer warpgroups own 64 keys each. Only dQ = dS K needs all keys of the tile, so dS^T goes through shared memory (double-buffered,
 // one barrier a tile).
 //
-// config.cuh: kBackwardKernel = BackwardKernel::narrow; Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for
-// head dims up to 64), kStages, kTileSource (a TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms,
-// kBinBits; kProducerRegisters, kConsumerRegisters.
+// config.cuh: kProblem, kConfig (a BackwardConfig).
 #include "tile/backward_cta.cuh"
 #include "tile/store_fragment.cuh"
 
 namespace foveal::device {
 
-static_assert(kKernel == BackwardKernel::narrow && kSumCtas == 1 && kSumParts == kConsumers && kPartColumns <= 64);
+static_assert(kConfig.kernel == BackwardKernel::narrow && kSumCtas == 1 && kSumParts == kConsumers && kPartColumns <= 64);
 
 /// Whether terms of parameter gradients leave the registers before the dQ and dK products, which then need those, or overlap with them.
 constexpr bool kCollectsFirst = !kSpareRegisters;
@@ -29,7 +27,7 @@ constexpr bool kEarlyKind = kBlockQ == 64;
 
 /// Whether full tiles have a copy of the step of their own, without branches by kind: up to 8 % faster than one copy for all kinds. Head
 /// dims up to 64 gain nothing, scores 1 % for up to twice the compile time.
-constexpr bool kFullTilesApart = !kHasScore && !kDropout && kBlockQ == 64;
+constexpr bool kFullTilesApart = !kHasScore && !kProblem.dropout && kBlockQ == 64;
 
 /// One warpgroup: 64 keys of every task, and one part of dQ.
 struct Consumer : BackwardWarpgroup {
@@ -51,7 +49,7 @@ struct Consumer : BackwardWarpgroup {
       for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
       bool partial;
       if (work.next_tile<true>(args, partial)) accumulate(work, partial, tile, tasks++, dk, dv, table_loader);
-      write_rows<kHeadDimV>(args.attention.dv, work, dv, 1.0f);
+      write_rows<kProblem.head_dim_v>(args.attention.dv, work, dv, 1.0f);
       write_dk(work, dk);
     }
   }
@@ -167,9 +165,9 @@ struct Consumer : BackwardWarpgroup {
       wgmma_wait<1>();
       wgmma_pin(dq);
       if (leader) pipelines.dout.consumer_release(tile);
-      if constexpr (kReproducible) pipelines.dq_order.consumer_wait(tile);
+      if constexpr (kConfig.reproducible) pipelines.dq_order.consumer_wait(tile);
       add_dq(sum, 64 * kPartColumns * group, dq);
-      if constexpr (kReproducible) consumer_release(pipelines.dq_order, tile);
+      if constexpr (kConfig.reproducible) consumer_release(pipelines.dq_order, tile);
       wgmma_wait<0>();
       wgmma_pin(dk);
       wgmma_pin(dv);

@@ -6,15 +6,13 @@
 // later each computes some columns of dQ over the keys of both CTAs. This halves the atomic additions to dQ in global memory, which would
 // otherwise be the bottleneck.
 //
-// config.cuh: kBackwardKernel = BackwardKernel::wide; Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages,
-// kTileSource (a TileSource); kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kProducerRegisters,
-// kConsumerRegisters.
+// config.cuh: kProblem, kConfig (a BackwardConfig).
 #include "tile/backward_cta.cuh"
 #include "tile/store_fragment.cuh"
 
 namespace foveal::device {
 
-static_assert(kKernel == BackwardKernel::wide && !kCollectsTerms && kPairTiles == 0, "shared memory is full");
+static_assert(kConfig.kernel == BackwardKernel::wide && !kConfig.collects_terms() && kPairTiles == 0, "shared memory is full");
 static_assert(kSumCtas == kClusterSize && kBlockQ == 64 && chunk_count(kDim) > 2, "narrower heads have a better kernel");
 
 /// dQ columns that a CTA adds; the dK warpgroup, which has more products, takes only the last ones.
@@ -45,9 +43,9 @@ struct WideWarpgroup : BackwardWarpgroup {
     consumer_release(pipelines.exchange, use);
     if (kEveryLaneArrives || lane_id() == 0)
       mbarrier_arrive_there(address_in_cta(pipelines.exchange.empty_barrier(use), cluster_rank() ^ 1));
-    if constexpr (kReproducible) pipelines.dq_order.consumer_wait(use);
+    if constexpr (kConfig.reproducible) pipelines.dq_order.consumer_wait(use);
     add_dq(sum, 64 * (kCtaColumns * cluster_rank() + first_column), dq);
-    if constexpr (kReproducible) consumer_release(pipelines.dq_order, use);
+    if constexpr (kConfig.reproducible) consumer_release(pipelines.dq_order, use);
   }
 
   /// The last tile of a task.
@@ -127,7 +125,7 @@ struct DvWarpgroup : WideWarpgroup<0, kCtaColumns - kDkSideColumns> {
         }
         ++tasks;
       }
-      write_rows<kHeadDimV>(args.attention.dv, work, dv, 1.0f);
+      write_rows<kProblem.head_dim_v>(args.attention.dv, work, dv, 1.0f);
     }
   }
 };
@@ -249,7 +247,7 @@ extern "C" __global__ void __cluster_dims__(foveal::device::kClusterSize, 1, 1) 
   if (warp_group == 0) {
     run_helper_warps(args, pipelines);
   } else {
-    registers_increase<kConsumerRegisters>();
+    registers_increase<kConfig.consumer_registers()>();
     if (warp_group == 2) {
       DkWarpgroup(args, pipelines).run();
     } else {

@@ -1,6 +1,6 @@
 // Classifies the tiles of a mask that reads data: one block for each tile evaluates every pair once.
 //
-// config.cuh: kBlockQ, kBlockKv, kTransposed, kMaskHeads, kVarlen, SeqlenIndex.
+// config.cuh: kProblem, kConfig (a PortableConfig, for the sizes of tiles), kMask (a ClassifiedMask).
 #include "layout/agreed.cuh"
 #include "tile_classes.cuh"
 #include "tile/problem.cuh"
@@ -9,11 +9,11 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kClassifyThreads)
     classify_sm80(const __grid_constant__ foveal::device::ClassifyArgs args) {
   using namespace foveal::device;
   const AttentionArgs& attention = args.attention;
-  const int rows = kTransposed ? attention.tiles_kv : attention.tiles_q;  // of one head
+  const int rows = kMask.transposed ? attention.tiles_kv : attention.tiles_q;  // of one head
   const int tile = int(blockIdx.x) % args.tiles, row = int(blockIdx.x) / args.tiles % rows;
-  const int mask_head = int(blockIdx.x) / args.tiles / rows, head = mask_head % kMaskHeads;
-  const Sequence seq = find_sequence(attention, mask_head / kMaskHeads);
-  const int q_begin = (kTransposed ? tile : row) * kBlockQ, kv_begin = (kTransposed ? row : tile) * kBlockKv;
+  const int mask_head = int(blockIdx.x) / args.tiles / rows, head = mask_head % kMask.heads;
+  const Sequence seq = find_sequence(attention, mask_head / kMask.heads);
+  const int q_begin = (kMask.transposed ? tile : row) * kBlockQ, kv_begin = (kMask.transposed ? row : tile) * kBlockKv;
   if (args.known != nullptr && args.known[blockIdx.x] != kPartial) {
     if (threadIdx.x == 0) args.classes[blockIdx.x] = args.known[blockIdx.x];
     return;

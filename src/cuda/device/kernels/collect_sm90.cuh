@@ -1,12 +1,12 @@
 // Gradients of parameters for Hopper, 16-bit types, after a backward kernel that has no registers for them (head dims above 128): a CTA
 // owns 128 keys, loops over the query tiles and recomputes S and dP, but none of the other products.
 //
-// config.cuh: as for backward_sm90.cuh, with kBackwardKernel = BackwardKernel::collect and kBlockQ = 64.
+// config.cuh: kProblem, kConfig (a BackwardConfig).
 #include "tile/backward_cta.cuh"
 
 namespace foveal::device {
 
-static_assert(kKernel == BackwardKernel::collect && kSumsTerms && kBlockQ == 64);
+static_assert(kConfig.kernel == BackwardKernel::collect && kSumsTerms && kBlockQ == 64);
 
 /// One warpgroup: 64 keys of every task.
 struct TermCollector : BackwardWarpgroup {

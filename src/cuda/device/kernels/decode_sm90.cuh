@@ -1,9 +1,9 @@
 // Attention forward for Hopper with fewer queries than tile rows: decode and short prefill, bound by the loads of K and V. Query heads that
 // share keys are packed into one tile (tile/packed_rows.cuh), loads run as many stages ahead as fit, and if there are few tasks, the keys
-// are split over several (split-KV: kSplit), which kernels/merge_splits_sm90.cuh merges. One warp loads, one or two warpgroups of 64 rows
+// are split over several (split-KV), which kernels/merge_splits_sm90.cuh merges. One warp loads, one or two warpgroups of 64 rows
 // compute.
 //
-// config.cuh: as for kernels/forward_sm90.cuh, with kPairStages = 0 and kDropout = false; kPackedHeads, kSplit.
+// config.cuh: kProblem, kConfig (a ForwardConfig).
 #include "ptx/dependent_launch.cuh"
 #include "tile/decode_epilogue.cuh"
 #include "tile/forward_cta.cuh"
@@ -11,8 +11,9 @@
 
 namespace foveal::device {
 
-static_assert(kDecode && !kDropout && !kPart && kPairReads == 0 && kPairTiles == 0 && kTables == 0 && !kOffsetsInScores);
-static_assert(kPackedHeads == 1 || !kHasLines, "lines are those of one head");
+static_assert(kConfig.is_decode() && !kProblem.dropout && !kProblem.part && kPairReads == 0 && kPairTiles == 0 && kTables == 0 &&
+              !kOffsetsInScores);
+static_assert(kConfig.packed_heads == 1 || !kHasLines, "lines are those of one head");
 
 /// One warpgroup: 64 rows of every task.
 struct Consumer : ForwardPhases<DecodeEpilogue> {
@@ -55,7 +56,7 @@ struct Consumer : ForwardPhases<DecodeEpilogue> {
       finish_qk(state, r);
       apply_score_mod(state, r, !kInside && (kPartialOutside || state.partial));
       // Softmax, overlapped with O += P V or after it; then O has arrived and is rescaled if a maximum rose.
-      if constexpr (kIntraWarpgroupOverlap) {
+      if constexpr (kConfig.intra_warpgroup_overlap) {
         exponentiate(state, r);
         r.softmax.complete();
       }
@@ -64,7 +65,7 @@ struct Consumer : ForwardPhases<DecodeEpilogue> {
         finish_pv<kInside, true>(state, r, epilogue);
       }
       if (kPvFirst && !state.new_task && r.rescales) rescale_out(r);
-      if constexpr (kIntraWarpgroupOverlap) {
+      if constexpr (kConfig.intra_warpgroup_overlap) {
         pack_fragment<Element>(r.p, r.scores);
       } else {
         probabilities();
@@ -93,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   begin_cta(pipelines);
   await_previous_launch();
-  if (kSplit && blockIdx.x == 0 && threadIdx.x == 0) *args.split_exponent = score_exponent(args, args.scale);
+  if (kConfig.split_kv && blockIdx.x == 0 && threadIdx.x == 0) *args.split_exponent = score_exponent(args, args.scale);
   PackedRows::clear_leftover_rows(pipelines);
   __syncthreads();
   run_cta<Consumer, PackedRows>(args, pipelines, warp_group);

@@ -1,5 +1,7 @@
 // Backward preprocessing, one warp for each query row: delta = sum(dout * out) - dlse; lse as the kernels want it, +inf for rows without
 // keys; and the gradient of the sink, -exp(sink - lse) delta. Far rows are left to kernels/measure_sm80.cuh.
+//
+// config.cuh: kProblem, kConfig (a PortableConfig).
 #include "ptx/warp.cuh"
 #include "score/exact_sum.cuh"
 #include "score/far_row.cuh"
@@ -8,7 +10,7 @@
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     delta_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
   using namespace foveal::device;
-  __shared__ R sink_terms[kWarps];
+  __shared__ R sink_terms[kConfig.warps];
   const int tile_q = int(blockIdx.x) % args.tiles_q;
   const int head = int(blockIdx.x) / args.tiles_q % args.heads_q;
   const Sequence seq = find_sequence(args, int(blockIdx.x) / args.tiles_q / args.heads_q);
@@ -16,12 +18,12 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
   const HeadView dout(args.dout, seq.batch, seq.first_q, head);
   const R* lse = row_values(args.lse, seq.batch, seq.first_q, head);
   R sink_term = 0;
-  for (int row = tile_q * kBlockQ + warp_id(); row < min((tile_q + 1) * kBlockQ, seq.len_q); row += kWarps) {
+  for (int row = tile_q * kBlockQ + warp_id(); row < min((tile_q + 1) * kBlockQ, seq.len_q); row += kConfig.warps) {
     R sum = 0;
     const R row_lse = lse[row * args.lse.seq];
     const bool empty = row_lse == -infinity();
     if (!empty) {
-      for (int d = lane_id(); d < kHeadDimV; d += kWarp) {
+      for (int d = lane_id(); d < kProblem.head_dim_v; d += kWarp) {
         sum = fma_real(to_real(out.data[row * out.row_stride + d * out.col_stride]),
                        to_real(dout.data[row * dout.row_stride + d * dout.col_stride]), sum);
       }
@@ -43,9 +45,9 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     __syncthreads();
     if (threadIdx.x == 0) {
       R sum = 0;
-      for (int w = 0; w < kWarps; ++w) sum += sink_terms[w];
+      for (int w = 0; w < kConfig.warps; ++w) sum += sink_terms[w];
       const ParamGradient& gradient = args.gradient[kSinkParam];
-      ExactSum<kBinBits>::add(gradient.bins, gradient.elements, head, sum);
+      ExactSum<kProblem.bin_bits>::add(gradient.bins, gradient.elements, head, sum);
     }
   }
 }

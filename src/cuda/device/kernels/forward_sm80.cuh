@@ -1,6 +1,8 @@
 // Forward on mma.sync (FMAs for f32 and f64): a block owns a tile of queries and loops over the kv tiles of its row.
-//  shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
-// Large head dims split the output columns over kColumnSplit warps, which compute the same scores.
+//  shared memory: q | stages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
+// Large head dims split the output columns over column_split warps, which compute the same scores.
+//
+// config.cuh: kProblem, kConfig (a PortableConfig).
 #include "layout/agreed.cuh"
 #include "ptx/warp.cuh"
 #include "tile/query_tile.cuh"
@@ -8,8 +10,8 @@
 
 namespace foveal::device {
 
-constexpr int kCols = kHeadDimVPadded / kColumnSplit;  // of the output, for each warp
-static_assert(kBlockQ * kColumnSplit == QueryTile::kRows * kWarps, "each warp owns its rows, or its columns of them");
+constexpr int kCols = kHeadDimVPadded / kConfig.column_split;  // of the output, for each warp
+static_assert(kBlockQ * kConfig.column_split == QueryTile::kRows * kConfig.warps, "each warp owns its rows, or its columns of them");
 constexpr int kN8 = kBlockKv / 8;
 
 struct Softmax {
@@ -68,7 +70,7 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
         }
       }
       state.sum[m][i] = state.sum[m][i] * alpha[m][i] + sum;
-      if constexpr (kDropout) {
+      if constexpr (kProblem.dropout) {
         const DropoutRow dropout(args.dropout, dropout_row(args, at.batch, at.head));
 #pragma unroll
         for (int n = 0; n < kN8; ++n) {
@@ -108,7 +110,7 @@ FOVEAL_DEVICE void part_epilogue(const AttentionArgs& args, const Sequence& seq,
       const double before = args.part.adds_to_q && row < seq.len_q ? rows[row * args.lse.seq] : none;
       const PartWeights<R> weights = join_part<R>(lse[m][i], before, args.part);
       R factor = sum == 0 ? R(0) : weights.part / sum;
-      if constexpr (kDropout) factor *= keep_scale(args);
+      if constexpr (kProblem.dropout) factor *= keep_scale(args);
       previous_weight[m][i] = weights.previous;
 #pragma unroll
       for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
@@ -122,7 +124,8 @@ FOVEAL_DEVICE void part_epilogue(const AttentionArgs& args, const Sequence& seq,
       const int row = q_local + 16 * m + 8 * i;
       if (col == 0 && lane_id() % 4 == 0 && row < seq.len_q) rows[row * args.lse.seq] = lse[m][i];
     }
-  add_to_part(args.out, seq, head, row_begin, seq.len_q, col, kHeadDimV, acc, R(1), [&](int m, int i) { return previous_weight[m][i]; });
+  add_to_part(args.out, seq, head, row_begin, seq.len_q, col, kProblem.head_dim_v, acc, R(1),
+              [&](int m, int i) { return previous_weight[m][i]; });
 }
 
 /// Normalises the output and writes lse.
@@ -145,7 +148,7 @@ FOVEAL_DEVICE void finish_softmax(const AttentionArgs& args, const Sequence& seq
         factor = joined == 0 ? R(0) : of_keys / joined;
         row_lse = joined == 0 ? -infinity() : high + log_real(joined);
       }
-      if constexpr (kDropout) factor *= keep_scale(args);
+      if constexpr (kProblem.dropout) factor *= keep_scale(args);
 #pragma unroll
       for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
       const int row = q_local + 16 * m + 8 * i;
@@ -156,7 +159,7 @@ FOVEAL_DEVICE void finish_softmax(const AttentionArgs& args, const Sequence& seq
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerMultiprocessor)
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kConfig.ctas)
     forward_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
   using namespace foveal::device;
   extern __shared__ uint4 shared[];
@@ -164,15 +167,15 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
   static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
   const auto q_smem = tile_at<kBlockQ, kHeadDimPadded>(shared, kShared.query);
   const auto out_smem = tile_at<kBlockQ, kHeadDimVPadded>(shared, kShared.query);
-  const auto k_smem = tile_at<kStages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
-  const auto v_smem = tile_at<kStages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
+  const auto k_smem = tile_at<kConfig.stages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
+  const auto v_smem = tile_at<kConfig.stages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
   unsigned char* kept = shared_at<unsigned char>(shared, kShared.kept);
 
   const QueryTile queries(args, int(blockIdx.x));
   if (!queries.exists()) return;
   const Sequence& seq = queries.seq;
   const int row_in_tile = queries.row_in_tile(), q_local = queries.q_local();
-  const int col = warp_id() % kColumnSplit * kCols;
+  const int col = warp_id() % kConfig.column_split * kCols;
   const Position at = queries.at();
   R acc[kRowTiles][kCols / 8][4];
   clear(acc);
@@ -182,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
 #pragma unroll
     for (int i = 0; i < 2; ++i) state.max[m][i] = -infinity(), state.sum[m][i] = 0;
 
-  const auto load_queries = [&] { queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kHeadDim); };
+  const auto load_queries = [&] { queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kProblem.head_dim); };
   queries.for_each_kv_tile(args, k_smem, v_smem, kept, false, load_queries, [&](int kv_begin, bool masked, auto keys, auto values) {
     R s[kRowTiles][kN8][4];
     multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, keys);
@@ -202,9 +205,9 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
     multiply_rn<kRowTiles, kCols>(acc, p, values, col);
   });
 
-  if constexpr (kPart) return part_epilogue(args, seq, at.head, queries.begin + row_in_tile, q_local, col, state, acc);
+  if constexpr (kProblem.part) return part_epilogue(args, seq, at.head, queries.begin + row_in_tile, q_local, col, state, acc);
   finish_softmax(args, seq, at.head, q_local, col, state, acc);
   put_rows<kRowTiles, kCols / 8>(out_smem, row_in_tile, col, acc, R(1));
   __syncthreads();
-  queries.rows(args.out).store(out_smem, queries.begin, seq.len_q, kHeadDimV);
+  queries.rows(args.out).store(out_smem, queries.begin, seq.len_q, kProblem.head_dim_v);
 }

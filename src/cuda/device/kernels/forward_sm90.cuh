@@ -2,19 +2,17 @@
 // queries each. Few queries have their own kernel, kernels/decode_sm90.cuh.
 //
 // Each warpgroup keeps two products in flight, S' = Q K'^T of the next kv tile and O += P V of this one, while the softmax of the other
-// warpgroups uses the other units: ping-pong scheduling by named barriers (kPingPong). Tasks are pipelined without a bubble: the first
+// warpgroups uses the other units: ping-pong scheduling by named barriers. Tasks are pipelined without a bubble: the first
 // product of the next task is issued together with the last one of this task.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages,
-// kProducerRegisters, kConsumerRegisters, kTileSource (a TileSource), kPairStages; kPingPong, kIntraWarpgroupOverlap, kVarlen, kKeyRows,
-// kPageSize, SeqlenKvIndex, kDropout; kDecode, kPackedHeads, kSplit: false, 1 and false, as they belong to the decode kernel.
+// config.cuh: kProblem, kConfig (a ForwardConfig).
 #include "tile/forward_cta.cuh"
 #include "tile/forward_epilogue.cuh"
 #include "tile/forward_phases.cuh"
 
 namespace foveal::device {
 
-static_assert(!kDecode && kPackedHeads == 1 && !kSplit);
+static_assert(!kConfig.is_decode() && !kConfig.split_kv);
 
 /// One warpgroup: 64 queries of every task.
 struct Consumer : ForwardPhases<ForwardEpilogue> {
@@ -41,7 +39,7 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
       constexpr bool kPvFirst = !kInside && !kPrefetchesQueries;
       // The end of the last task shares what precedes the products; what follows them too where no register spills and the compiler does
       // not make two copies of the probabilities then.
-      constexpr bool kEndsHere = !kInside && kEndsInStep, kSharesOutput = kEndsHere && kIntraWarpgroupOverlap && !kPvFirst;
+      constexpr bool kEndsHere = !kInside && kEndsInStep, kSharesOutput = kEndsHere && kConfig.intra_warpgroup_overlap && !kPvFirst;
       state.started = kInside || state.round >= 0;
       EpilogueState epilogue;
       if constexpr (kPvFirst) issue_pv(state, r, state.tile);
@@ -86,7 +84,7 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
         }
         scores(inside, !kInside && (kPartialOutside || state.partial));
         // Softmax, overlapped with O += P V or after it; then O has arrived and is rescaled if a maximum rose.
-        if constexpr (kIntraWarpgroupOverlap) {
+        if constexpr (kConfig.intra_warpgroup_overlap) {
           exponentiate(state, r);
           r.softmax.complete();
         }
@@ -102,7 +100,7 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
       }
       if (kSharesOutput && !more) return;
       if (kPvFirst && !state.new_task && r.rescales) rescale_out(r);
-      if constexpr (kIntraWarpgroupOverlap) {
+      if constexpr (kConfig.intra_warpgroup_overlap) {
         pack_fragment<Element>(r.p, r.scores);  // after the conditions above: at the end of a step they make the compiler assume divergence
       } else {
         probabilities();

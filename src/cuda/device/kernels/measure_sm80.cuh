@@ -1,6 +1,8 @@
 // After delta_sm80: recomputes the largest score and the log of the sum of far rows (score/far_row.cuh), and adds their gradients of the
 // sink. One block for each tile of queries; most find no far row.
-//  shared memory: q | kStages x (k | v) | kept
+//  shared memory: q | stages x (k | v) | kept
+//
+// config.cuh: kProblem, kConfig (a PortableConfig).
 #include "score/exact_sum.cuh"
 #include "score/far_row.cuh"
 #include "tile/query_tile.cuh"
@@ -34,15 +36,15 @@ FOVEAL_DEVICE void measure_tile(const AttentionArgs& args, Position at, int q_lo
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerMultiprocessor)
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kConfig.ctas)
     measure_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
   using namespace foveal::device;
   extern __shared__ uint4 shared[];
   constexpr ForwardSm80Layout kShared(sm80_shape(), false);
   static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
   const auto q_smem = tile_at<kBlockQ, kHeadDimPadded>(shared, kShared.query);
-  const auto k_smem = tile_at<kStages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
-  const auto v_smem = tile_at<kStages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
+  const auto k_smem = tile_at<kConfig.stages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
+  const auto v_smem = tile_at<kConfig.stages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
   unsigned char* kept = shared_at<unsigned char>(shared, kShared.kept);
 
   const QueryTile queries(args, int(blockIdx.x));
@@ -58,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
 
   const R exponent = score_exponent(args);
   RowMeasure<R> measures[kRowTiles][2];
-  const auto load_queries = [&] { queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kHeadDim); };
+  const auto load_queries = [&] { queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kProblem.head_dim); };
   queries.for_each_kv_tile(args, k_smem, v_smem, kept, false, load_queries, [&](int kv_begin, bool, auto keys, auto) {
     R s[kRowTiles][kN8][4];
     multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, keys);
@@ -73,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
       measure.join_lanes(1, exponent);
       measure.join_lanes(2, exponent);
       const int row = q_local + 16 * m + 8 * i;
-      if (lane_id() % 4 != 0 || warp_id() % kColumnSplit != 0 || row >= seq.len_q || !is_far(lse[row * args.lse.seq])) continue;
+      if (lane_id() % 4 != 0 || warp_id() % kConfig.column_split != 0 || row >= seq.len_q || !is_far(lse[row * args.lse.seq])) continue;
       R sink = -R(infinity());
       if constexpr (kHasSink) sink = sink_logit(head, args.score);
       R natural = 0, log_sum = lse[row * args.lse.seq];
@@ -86,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kCtasPerM
       if constexpr (kSinkParam >= 0) {
         const R delta = row_values(args.delta, seq.batch, seq.first_q, head)[row * args.delta.seq];
         const ParamGradient& gradient = args.gradient[kSinkParam];
-        ExactSum<kBinBits>::add(gradient.bins, gradient.elements, head, -exp_real(sink - natural - log_sum) * delta);
+        ExactSum<kProblem.bin_bits>::add(gradient.bins, gradient.elements, head, -exp_real(sink - natural - log_sum) * delta);
       }
     }
   }

@@ -4,7 +4,7 @@
 //
 // Loads bind, so each lane has several under way, and where there are many splits several warps share a row.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDimV (a multiple of 8), kVarlen.
+// config.cuh: kProblem.
 #include "element.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "schedule/tasks.cuh"
@@ -16,9 +16,9 @@
 namespace foveal::device {
 
 constexpr int kThreads = 32 * kMergeWarps;
-constexpr int kLaneColumns = 4;                                          // of a load
-constexpr int kColumnSteps = divide_up(kHeadDimV, kLaneColumns* kWarp);  // loads of a lane that make a row
-constexpr int kLoads = 8 / kColumnSteps;                                 // splits under way at a time
+constexpr int kLaneColumns = 4;                                                    // of a load
+constexpr int kColumnSteps = divide_up(kProblem.head_dim_v, kLaneColumns* kWarp);  // loads of a lane that make a row
+constexpr int kLoads = 8 / kColumnSteps;                                           // splits under way at a time
 
 /// The splits of one row, of which this warp sums first, first + step, ...
 struct SplitRows {
@@ -63,9 +63,9 @@ struct SplitRows {
           for (int c = 0; c < kColumnSteps; ++c) {
             const int column = kLaneColumns * (kWarp * c + lane_id());
             loaded[i][c] = make_float4(0, 0, 0, 0);
-            if (weights[i] != 0 && column < kHeadDimV) {
+            if (weights[i] != 0 && column < kProblem.head_dim_v) {
               const i64 from = (begin + step * (turn + i)) * args.split_rows + row;
-              loaded[i][c] = *reinterpret_cast<const float4*>(args.split_out + from * kHeadDimV + column);
+              loaded[i][c] = *reinterpret_cast<const float4*>(args.split_out + from * kProblem.head_dim_v + column);
             }
           }
         }
@@ -92,12 +92,12 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 2)
   using namespace foveal::device;
   await_previous_launch();
   const AttentionArgs& attention = args.attention;
-  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, blockIdx.y);
+  const Sequence sequence = find_sequence(attention, blockIdx.y);
   const int warps = args.merge_warps, part = warp_id() % warps, lane = lane_id();
   const int row = (blockIdx.x * kMergeWarps + warp_id()) / warps;
   const int query = row / attention.heads_q, head = row % attention.heads_q;
   const bool exists = query < sequence.len_q;
-  const int token = (kVarlen ? sequence.first_q : static_cast<int>(blockIdx.y) * attention.seqlen_q) + query;
+  const int token = (kProblem.varlen ? sequence.first_q : static_cast<int>(blockIdx.y) * attention.seqlen_q) + query;
   const SplitRows splits{args, static_cast<i64>(token) * attention.heads_q + head, part, warps, *args.split_exponent};
 
   float4 sum[kColumnSteps] = {};
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 2)
 #pragma unroll
   for (int c = 0; c < kColumnSteps; ++c) {
     const int column = kLaneColumns * (kWarp * c + lane);
-    if (column < kHeadDimV)
+    if (column < kProblem.head_dim_v)
       *reinterpret_cast<uint2*>(to + column) = make_uint2(pack(Element{}, sum[c].x, sum[c].y), pack(Element{}, sum[c].z, sum[c].w));
   }
   const Rows& rows = attention.lse;

@@ -1,7 +1,7 @@
 // Debugging aid: finds pairs kept by the mask that read a parameter out of bounds (Attention::checked). A block tests the pairs of one
 // query and head after the other; no tile is skipped, and indices that depend on the score compute it here.
 //
-// config.cuh: as for all kernels. emit.cuh, besides: kIndexReadsScore; mask_reads_outside, score_reads_outside.
+// config.cuh: kProblem. emit.cuh, besides: kIndexReadsScore; mask_reads_outside, score_reads_outside.
 #include "outside_args.cuh"
 #include "schedule/tile_runs.cuh"
 #include "score/score.cuh"
@@ -14,7 +14,7 @@ FOVEAL_DEVICE real product(const AttentionArgs& args, const Sequence& seq, int h
   const Element* key =
       static_cast<const Element*>(b.data) + seq.batch * b.batch + (seq.first_kv + kv) * b.seq + head / args.group_size * b.head;
   real sum = 0;
-  for (int d = 0; d < kHeadDim; ++d) sum = fma_real(to_real(query[d * a.dim]), to_real(key[d * b.dim]), sum);
+  for (int d = 0; d < kProblem.head_dim; ++d) sum = fma_real(to_real(query[d * a.dim]), to_real(key[d * b.dim]), sum);
   return sum;
 }
 
@@ -22,8 +22,7 @@ FOVEAL_DEVICE real product(const AttentionArgs& args, const Sequence& seq, int h
 FOVEAL_DEVICE void look_at_row(const OutsideArgs& args, i64 row) {
   const AttentionArgs& attention = args.attention;
   const int q = int(row % attention.seqlen_q), head = int(row / attention.seqlen_q % attention.heads_q);
-  const Sequence seq =
-      find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, int(row / attention.seqlen_q / attention.heads_q));
+  const Sequence seq = find_sequence(attention, int(row / attention.seqlen_q / attention.heads_q));
   if (q >= seq.len_q) return;
   for (int kv = threadIdx.x; kv < seq.len_kv; kv += 256) {
     const i64 pair = row * attention.seqlen_kv + kv;

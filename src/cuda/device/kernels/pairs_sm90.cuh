@@ -4,14 +4,11 @@
 //  s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] = sum of ds' factor
 //
 // One warp loads by TMA, two consumer warpgroups compute 64 queries each, half a tile at a time, so that products of one overlap with
-// arithmetic of the other. Another warp loads pair reads that arrive as tiles. If the parameter is exactly the pairs (kCovers), the
+// arithmetic of the other. Another warp loads pair reads that arrive as tiles. If the parameter is exactly the pairs (covers), the
 // remaining warps write zeros to tiles that the mask drops, instead of a memset: with each task those of the mirrored row, so that under a
 // causal mask writes are spread evenly over time. All at once they would starve everything else.
 //
-// config.cuh: Element, SeqlenIndex, Gradient (type of the parameter's gradient); kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockKv
-// (64 or 128), kConsumers, kStages, kPairStages, kTasksAhead (of the zeroing warps), kTileSource (a TileSource); kPairsRead,
-// kPairsOwnBatch, kPairsOwnHead (is the parameter indexed by batch, by head?), kPairsDiffer (pair reads differ between those that share an
-// element), kHoldPairs (pair reads stay in registers), kCovers; kProducerRegisters, kConsumerRegisters.
+// config.cuh: kProblem, kConfig (a PairsConfig), Gradient (type of the parameter's gradient).
 #include "score/far_row.cuh"
 #include "tile/fragment.cuh"
 #include "tile/kept_columns.cuh"
@@ -71,7 +68,7 @@ struct Consumer {
       tiled[i / 8].put_into(at, i);
       const Score score{scores[i], scale};
       const float p = exp2_real(fmaf(unfused_difference(score_in_units(score, at, attention.score), largest[r]), exponent, -lse2[r]));
-      float term = p * (dp[i] - delta[r]) * read_factor<kPairsRead>(score, at, attention.score);
+      float term = p * (dp[i] - delta[r]) * read_factor<kConfig.read>(score, at, attention.score);
       if constexpr (partial) {
         bool keep = columns.keep(r, column);
         if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
@@ -165,7 +162,7 @@ struct Consumer {
         for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
           for (int i = 0; i < kHalf / 2; ++i) sum[half][i] = 0;
-          if constexpr (kHoldPairs) load_pairs(pairs[half], work, work.task.batch, work.task.head, half, true);
+          if constexpr (kConfig.hold_pairs) load_pairs(pairs[half], work, work.task.batch, work.task.head, half, true);
         }
         Tiled tiled;
         if constexpr (kHoldTiles) {
@@ -176,7 +173,8 @@ struct Consumer {
           }
         }
         work.for_each_sharer(args.sm90.attention, [&](int batch, int head, bool last) {
-          add_tile(work, batch, head, partial, use, kHalves * (kPairsDiffer ? use : tile), kPairsDiffer || last, sum, pairs, tiled);
+          add_tile(work, batch, head, partial, use, kHalves * (kConfig.pairs_differ ? use : tile), kConfig.pairs_differ || last, sum, pairs,
+                   tiled);
           ++use;
         });
         if (!write_aligned<Gradient>(work, sum)) write(work, sum);
@@ -185,7 +183,7 @@ struct Consumer {
   }
 
   FOVEAL_DEVICE void load_tiled(TiledValues (&tiled)[kHalf / 16], u32 use) const {
-    const TiledView<false, kBlockQ, kHalf> view(pipelines.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.sm90.attention.score);
+    const TiledView<false, Pairs> view(pipelines.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.sm90.attention.score);
     pipelines.pairs.pipeline.consumer_wait(use);
 #pragma unroll
     for (int n = 0; n < kHalf / 16; ++n) tiled[n] = view.load(n);
@@ -217,7 +215,7 @@ struct Consumer {
       multiply_rows<Element, kHalf, kDimV>(dp, uniform(QueryTile{pipelines.at(use, kShared.dout)}), 64 * group,
                                            uniform(KvTile{pipelines.at(use, kShared.value)}), half * kHalf);
       wgmma_commit();
-      if constexpr (!kHoldPairs) load_pairs(pairs[half], work, batch, head, half, true);
+      if constexpr (!kConfig.hold_pairs) load_pairs(pairs[half], work, batch, head, half, true);
       wgmma_wait<0>();
       wgmma_pin(scores);
       wgmma_pin(dp);
@@ -242,19 +240,19 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
   const Pipelines pipelines(shared_address(shared));
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {
-    pipelines.stage.init(1, arrivals_of_warps(4 * kConsumers));
+    pipelines.stage.init(1, arrivals_of_warps(4 * kConfig.consumers));
     pipelines.tasks.init(1, arrivals_of_warps(kCleaners));
-    if constexpr (kPairTiles > 0) pipelines.pairs.pipeline.init(1, arrivals_of_warps(4 * kConsumers));
+    if constexpr (kPairTiles > 0) pipelines.pairs.pipeline.init(1, arrivals_of_warps(4 * kConfig.consumers));
     fence_mbarrier_init();
   }
   __syncthreads();
   if (warp_group == 0) {
-    registers_decrease<kProducerRegisters>();
+    registers_decrease<kConfig.producer_registers()>();
     if (threadIdx.x == 0) produce(args, pipelines);
     if (kPairTiles > 0 && threadIdx.x == kWarp) produce_pairs(args, pipelines);
-    if (kCovers && warp_id() >= kFirstCleaner) Cleaner{args, pipelines}.run();
+    if (kConfig.covers && warp_id() >= kFirstCleaner) Cleaner{args, pipelines}.run();
   } else {
-    registers_increase<kConsumerRegisters>();
+    registers_increase<kConfig.consumer_registers()>();
     Consumer(args, pipelines, warp_group - 1).run();
   }
 }

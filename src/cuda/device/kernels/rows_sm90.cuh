@@ -10,8 +10,7 @@
 //  any       terms are transposed through shared memory, to lanes that own half of a row each
 // Bins of a row stay in shared memory until its walk ends.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kConsumers, kStages, kTileSource (a TileSource);
-// kProducerRegisters, kConsumerRegisters.
+// config.cuh: kProblem, kConfig (a RowsConfig).
 #include "score/far_row.cuh"
 #include "score/read_targets.cuh"
 #include "tile/fragment.cuh"
@@ -363,10 +362,10 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) rows_s
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   pipelines.init();
   if (warp_group == 0) {
-    registers_decrease<kProducerRegisters>();
+    registers_decrease<kConfig.producer_registers()>();
     if (threadIdx.x == 0) produce(args, pipelines);
   } else {
-    registers_increase<kConsumerRegisters>();
+    registers_increase<kConfig.consumer_registers()>();
     Consumer(args, pipelines, warp_group - 1).run();
   }
 }

@@ -170,7 +170,6 @@ struct BackwardFamily {
   constexpr int peer_key_chunks() const { return cluster_size > 1 ? 2 : 0; }
 };
 
-/// Config constant kBackwardKernel on the device, Sm90BackwardConfig::kernel on the host.
 constexpr BackwardFamily backward_family(BackwardKernel kernel) {
   constexpr BackwardFamily narrow{.block_kv = 128, .cluster_size = 1, .adds_dq = true, .prefetches_lse = false, .releases_by_warps = false};
   constexpr BackwardFamily wide{.block_kv = 64, .cluster_size = 2, .adds_dq = true, .prefetches_lse = true, .releases_by_warps = true};

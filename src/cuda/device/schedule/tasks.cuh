@@ -3,6 +3,7 @@
 // the same arguments and need not communicate.
 #include "base.cuh"
 #include "layout/agreed.cuh"
+#include "sm90_config.cuh"
 #include "ptx/warp.cuh"
 #include "schedule/tile_runs.cuh"
 #include "sm90_args.cuh"
@@ -37,10 +38,6 @@ FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
   task.head = order.sequences_inside ? outside : inside_it;
   return true;
 }
-
-/// How the tiles of a row are determined. all: every tile. causal: kv - q <= band_high. band: band_low <= kv - q as well. list: runs
-/// computed by mask/, with the mask program for partial tiles.
-enum class TileSource { all, causal, band, list };
 
 /// The run that lane 0 has; of whole warps.
 FOVEAL_DEVICE TileRun uniform(const TileRun& run) {

@@ -1,7 +1,12 @@
 #pragma once
 // Which tiles a tile row visits, and which sequence it belongs to.
+//
+// config.cuh: kProblem.
 #include "args.cuh"
 #include "base.cuh"
+#include "problem_traits.cuh"
+
+#include "config.cuh"
 
 namespace foveal::device {
 
@@ -49,25 +54,23 @@ struct Sequence {
   i64 first_q, first_kv;  ///< rows before it in packed tensors
 };
 
-/// kVarlen: queries are packed (cu_seqlens_q). key_rows: a KeyRows.
-template <bool kVarlen, class Index, int key_rows, class KvIndex>
 FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) {
-  constexpr KeyRows keys = static_cast<KeyRows>(key_rows);
+  constexpr KeyRows keys = kProblem.key_rows;
   if constexpr (keys == KeyRows::packed) {
-    const Index* q = static_cast<const Index*>(args.cu_seqlens_q);
-    const KvIndex* kv = static_cast<const KvIndex*>(args.kv_lengths);
+    const SeqlenIndex* q = static_cast<const SeqlenIndex*>(args.cu_seqlens_q);
+    const SeqlenKvIndex* kv = static_cast<const SeqlenKvIndex*>(args.kv_lengths);
     return {batch, int(q[batch + 1] - q[batch]), int(kv[batch + 1] - kv[batch]), i64(q[batch]), i64(kv[batch])};
   }
   Sequence sequence{batch, args.seqlen_q, args.seqlen_kv, 0, 0};
-  if constexpr (kVarlen) {
-    const Index* q = static_cast<const Index*>(args.cu_seqlens_q);
+  if constexpr (kProblem.varlen) {
+    const SeqlenIndex* q = static_cast<const SeqlenIndex*>(args.cu_seqlens_q);
     sequence.len_q = int(q[batch + 1] - q[batch]);
     sequence.first_q = i64(q[batch]);
   }
   if constexpr (keys != KeyRows::batched &&
                 keys != KeyRows::spread) {  // lengths are not validated on the host: clamped, so that no row out of bounds is read
-    const KvIndex length = static_cast<const KvIndex*>(args.kv_lengths)[batch];
-    sequence.len_kv = int(length < 0 ? KvIndex(0) : length < args.seqlen_kv ? length : KvIndex(args.seqlen_kv));
+    const SeqlenKvIndex length = static_cast<const SeqlenKvIndex*>(args.kv_lengths)[batch];
+    sequence.len_kv = int(length < 0 ? SeqlenKvIndex(0) : length < args.seqlen_kv ? length : SeqlenKvIndex(args.seqlen_kv));
     if constexpr (keys == KeyRows::gathered) sequence.first_kv = i64(batch) * args.seqlen_kv;
   }
   return sequence;

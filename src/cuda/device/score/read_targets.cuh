@@ -7,7 +7,7 @@
 namespace foveal::device {
 
 constexpr int kReadSlots = kReads > 0 ? kReads : 1;
-using Bins = ExactSum<kBinBits>;
+using Bins = ExactSum<kProblem.bin_bits>;
 
 /// The element that a read touches, row-major.
 template <int r>

@@ -16,7 +16,7 @@ struct ReadTraits {
   bool factor_is_one, factor_is_finite;   ///< for all pairs
   bool factor_is_tame;                    ///< finite where values along lines are tame
   bool follows_from_dk;                   ///< the factor is the raw score, and the sum of all terms is that of k . dk
-  bool has_terms;                         ///< where kCollectsTerms, the kernel sums terms of its pairs
+  bool has_terms;                         ///< with collects_terms() the kernel sums terms of its pairs
   bool is_early;                          ///< these are known only together with the probability, and stay in registers
   bool is_staged;                         ///< other warps sum them along lines of a tile (tile/collect_reads.cuh)
   int bin_copies, bin_entries, bin_dims;  ///< bins in shared memory (tile/read_bins.cuh); dimensions as a bitmask

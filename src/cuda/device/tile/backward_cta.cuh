@@ -15,7 +15,7 @@ FOVEAL_DEVICE void run_cta(const Sm90Args& args) {
   if (warp_group == 0) {
     run_helper_warps(args, pipelines);
   } else {
-    registers_increase<kConsumerRegisters>();
+    registers_increase<kConfig.consumer_registers()>();
     Group(args, pipelines, warp_group - 1).run();
   }
 }

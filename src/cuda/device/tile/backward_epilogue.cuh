@@ -22,7 +22,7 @@ struct BackwardWarpgroup : BackwardGradients {
 
   /// Parameter gradients that follow from dK, while K is still in shared memory.
   FOVEAL_DEVICE void add_gradients_of_dk(const BackwardTask& work, const float (&dk)[kDim / 2]) const {
-    if constexpr (kCollects && any_follows_from_dk(0)) {
+    if constexpr (kConfig.collects && any_follows_from_dk(0)) {
       float sum[2] = {};                                   // of the thread's two keys
       const auto add = [](float dk, u32 key, float sum) {  // K may be NaN if no query keeps the key
         return dk == 0 ? sum : fmaf(dk, to_real(Element{static_cast<u16>(key)}), sum);
@@ -50,21 +50,21 @@ struct BackwardWarpgroup : BackwardGradients {
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) dk[i] = apply_unit(dk[i], unit);
     }
-    write_rows<kHeadDim>(args.attention.dk, work, dk, scale);
+    write_rows<kProblem.head_dim>(args.attention.dk, work, dk, scale);
   }
 
   template <int columns, int count>
   FOVEAL_DEVICE void write_rows(const Tensor& tensor, const BackwardTask& work, const float (&acc)[count], float factor) const {
     if (tensor.data == nullptr) return;
     const int key = key_of(work);
-    if constexpr (kSplitsGroups) {
+    if constexpr (kConfig.splits_groups) {
       float* to = group_sum<columns>(tensor, work.sequence, work.task.head, work.first_kv() + first_key) + 4 * thread;
 #pragma unroll
       for (int i = 0; i < count; i += 4)
         add_four(to + i * 128, acc[i] * factor, acc[i + 1] * factor, acc[i + 2] * factor, acc[i + 3] * factor);
       return;
     }
-    if constexpr (kPart) {
+    if constexpr (kProblem.part) {
       float* rows = static_cast<float*>(tensor.data) + work.task.batch * tensor.batch + work.task.head * tensor.head;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

@@ -24,7 +24,7 @@ struct BackwardGradients : BackwardSoftmax {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float grad = dp[i + j];
-        if constexpr (kDropout) grad = dropped[(i + j) / 32] >> (i + j) % 32 & 1 ? 0.0f : grad * args.attention.dropout.keep_scale;
+        if constexpr (kProblem.dropout) grad = dropped[(i + j) / 32] >> (i + j) % 32 & 1 ? 0.0f : grad * args.attention.dropout.keep_scale;
         const float difference = grad - d[j & 1];
         bool kept = !partial || p[i + j] != 0.0f;  // dropped pairs may hold NaN
         p[i + j] = kept ? p[i + j] * difference : 0.0f;
@@ -70,7 +70,7 @@ struct BackwardGradients : BackwardSoftmax {
 
   /// The accumulator of the current query tile.
   FOVEAL_DEVICE float* dq_sum(const BackwardTask& work) const {
-    return args.dq_sum + (stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q()) * kSumColumns;
+    return args.dq_sum + (stat_row<kProblem.varlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q()) * kSumColumns;
   }
 };
 

@@ -29,7 +29,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Pipelines& pipelines) {
   BackwardTask work;
   u32 tile = 0, tasks = 0;
   while (work.next(round, args)) {
-    const int batch = kVarlen ? 0 : work.task.batch;
+    const int batch = kProblem.varlen ? 0 : work.task.batch;
     const int batch_kv = kRaggedKv ? 0 : batch, row_kv = work.sequence.first_kv + work.first_kv();
     const auto load_key = [&] {
       pipelines.key.producer_acquire(tasks);
@@ -46,7 +46,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Pipelines& pipelines) {
       const int head = work.head_q(args.attention);
       const int row_q = work.first_q();
       const int token = work.sequence.first_q + row_q;
-      const i64 stat = stat_row<kVarlen>(args, work.sequence, head) + row_q;
+      const i64 stat = stat_row<kProblem.varlen>(args, work.sequence, head) + row_q;
       const bool follows = first && tasks > 0;  // the previous task releases V before K
       if (first && !follows) load_key();
       pipelines.query.producer_acquire(tile);
@@ -81,7 +81,7 @@ FOVEAL_DEVICE void order_dq_adds(const Sm90Args& args, const Pipelines& pipeline
   bool partial;
   while (work.next(round, args)) {
     while (work.next_tile(args, partial)) {
-      const i64 row = stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q();
+      const i64 row = stat_row<kProblem.varlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q();
       const int first_key =
           kSource == TileSource::band ? max(work.first_q() + args.band_low, 0) : 0;  // first key that the tile's queries keep
       const u32 order = work.task.row - first_key / kTaskKeys;
@@ -109,7 +109,7 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Pipelines& pipelin
     for (; work.next_tile(args, partial); ++tile) {
       pipelines.line_values.producer_acquire(tile);
       const Position base = work.base(args.attention);
-      if (kStages == 1 || base.head != head || work.first_q() != next_q) before.data = nullptr;
+      if (kConfig.stages == 1 || base.head != head || work.first_q() != next_q) before.data = nullptr;
       const Lines lines = pipelines.lines(tile);
       lines.fill(
           args.attention.score, before,
@@ -146,13 +146,13 @@ FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Pipelines& pipelin
 /// The first warpgroup. In deterministic mode the warp index is made warp-uniform for the compiler: otherwise values derived from the task,
 /// in the consumer warpgroups too, end up in ordinary instead of uniform registers.
 FOVEAL_DEVICE void run_helper_warps(const Sm90Args& args, const Pipelines& pipelines) {
-  registers_decrease<kProducerRegisters>();
-  const u32 warp = kReproducible ? uniform(warp_id()) : warp_id();
+  registers_decrease<kConfig.producer_registers>();
+  const u32 warp = kConfig.reproducible ? uniform(warp_id()) : warp_id();
   if (warp == 0) {
     if (lane_id() == 0) produce(args, pipelines);
   } else if (warp == 1) {
     if constexpr (kHasLines) evaluate_lines(args, pipelines);
-    if constexpr (kReproducible) {
+    if constexpr (kConfig.reproducible) {
       if (lane_id() == 0) order_dq_adds(args, pipelines);
     }
   } else if constexpr (kStagedReads > 0) {

@@ -3,7 +3,7 @@
 // Scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already in registers as A operands of dV += P^T dO and dK += dS^T
 // Q.
 //
-// config.cuh: kPairStages; kSplitsGroups: the query heads of a kv head are split among Sm90Args::splits tasks.
+// config.cuh: kProblem, kConfig (a BackwardConfig).
 #include "ptx/cluster.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
@@ -15,24 +15,25 @@
 
 namespace foveal::device {
 
-constexpr int kDimV = round_up(kHeadDimV, 16);
-constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
+constexpr int kDimV = round_up(kProblem.head_dim_v, 16);
+constexpr TileSource kSource = kConfig.tile_source;
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 constexpr bool kSlopeEarly = kHasScore && (kSlopeOfScore || !kSumsTerms);  // multiply d score_mod / d score into P at once
 using Walk = TileWalk<kSource, true>;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168, "setmaxnreg would deadlock: more than the launch allocates");
-static_assert(!kReproducible || kSource != TileSource::list, "rows of keys that visit a tile of queries must be consecutive");
+static_assert(kConfig.producer_registers + kConsumers * kConfig.consumer_registers() <= 3 * 168,
+              "setmaxnreg would deadlock: more than the launch allocates");
+static_assert(!kConfig.reproducible || kSource != TileSource::list, "rows of keys that visit a tile of queries must be consecutive");
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 using KeyTile = SwizzledTile<kBlockKv, kKeyStep>;
 using Lines = LineTile<kBlockKv, kBlockQ>;
-using Pairs = PairTiles<kBlockQ, kBlockKv>;
+using Pairs = PairTiles<kBlockQ, kBlockKv, kConfig.pair_stages>;
 
 constexpr BackwardLayout kShared{{.block_q = kBlockQ,
                                   .block_kv = kBlockKv,
                                   .head_dim = kDim,
                                   .head_dim_v = kDimV,
-                                  .stages = kStages,
+                                  .stages = kConfig.stages,
                                   .key_chunks = kFamily.key_chunks(kDqSum),
                                   .peer_key_chunks = kFamily.peer_key_chunks(),
                                   .ds_tiles = kFamily.ds_tiles(),
@@ -47,8 +48,8 @@ struct Pipelines {
   unsigned char* memory;
   u32 base;
   Pipeline<1> key, value, staged, dq_order;
-  Pipeline<kStages> query, dout;  // with lse and far flags; with delta
-  Pipeline<kStages> line_values;
+  Pipeline<kConfig.stages> query, dout;  // with lse and far flags; with delta
+  Pipeline<kConfig.stages> line_values;
   Pipeline<1> exchange;  // of dS within a cluster
   Pairs pairs;
   FOVEAL_DEVICE explicit Pipelines(unsigned char* memory)
@@ -59,9 +60,9 @@ struct Pipelines {
         staged{value.address + Pipeline<1>::kBytes},
         dq_order{staged.address + Pipeline<1>::kBytes},
         query{dq_order.address + Pipeline<1>::kBytes},
-        dout{query.address + Pipeline<kStages>::kBytes},
-        line_values{dout.address + Pipeline<kStages>::kBytes},
-        exchange{line_values.address + Pipeline<kStages>::kBytes},
+        dout{query.address + Pipeline<kConfig.stages>::kBytes},
+        line_values{dout.address + Pipeline<kConfig.stages>::kBytes},
+        exchange{line_values.address + Pipeline<kConfig.stages>::kBytes},
         pairs{base + kShared.pairs, {base + kShared.pair_barriers}} {}
 
   /// By all threads, before anything else.
@@ -130,11 +131,11 @@ struct BackwardTask {
   FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
     do {
       if (!task_at<kClusterSize>(++round, args.order, task)) return false;
-      sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args.attention, task.batch);
+      sequence = find_sequence(args.attention, task.batch);
     } while (kRaggedKv && first_kv_of_task() >= sequence.len_kv);
     group_end = args.attention.group_size;
     group_head = -1;
-    if constexpr (kSplitsGroups) {
+    if constexpr (kConfig.splits_groups) {
       const int head = divide(task.head, args.parts.group_tasks), heads = divide(args.attention.group_size, args.parts.group_tasks);
       group_end = (task.head - head * args.parts.group_tasks.value + 1) * heads;
       group_head = group_end - heads - 1;

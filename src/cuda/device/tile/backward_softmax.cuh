@@ -28,7 +28,7 @@ struct BackwardSoftmax : BackwardScores {
   FOVEAL_DEVICE void recompute_p(TileKind kind, float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64],
                                  EarlyTerms& early, const HeadConstants& constants, const PairPrefetch& prefetched,
                                  const LsePrefetch& lse_prefetch, const BackwardTask& work, u32 use) const {
-    if constexpr (kDropout) draw_dropout(dropped, prefetched, work, use);
+    if constexpr (kProblem.dropout) draw_dropout(dropped, prefetched, work, use);
     if (kind == TileKind::far) {
       recompute_p_far(scores, p, dropped, early, constants, prefetched, work, use);
     } else if (kind == TileKind::partial) {
@@ -87,8 +87,8 @@ struct BackwardSoftmax : BackwardScores {
     PairPrefetch loaded;
     TiledValues tiled[kCount / 8];
     u32 dropped_words[kBlockQ / 64];
-    const TiledView<true, kBlockQ, kBlockKv> tiles(pipelines.pairs, use, first_key + 16 * (thread / kWarp), work.first_pair(args.attention),
-                                                   args.attention.score);
+    const TiledView<true, Pairs> tiles(pipelines.pairs, use, first_key + 16 * (thread / kWarp), work.first_pair(args.attention),
+                                       args.attention.score);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) raws[i] = scores[i];
 #pragma unroll
@@ -96,11 +96,11 @@ struct BackwardSoftmax : BackwardScores {
 #pragma unroll
     for (int n = 0; n < kCount / 8; ++n) tiled[n] = tiles.load(n);
 #pragma unroll
-    for (int word = 0; word < kBlockQ / 64; ++word) dropped_words[word] = kDropout ? dropped[word] : 0;
+    for (int word = 0; word < kBlockQ / 64; ++word) dropped_words[word] = kProblem.dropout ? dropped[word] : 0;
     const WarpPairs pairs = warp_pairs(work, use, loaded);
     const KeptColumns<Walk> columns = kept_columns(pairs, work);
-    const float* largest =
-        static_cast<const float*>(attention.largest.data) + stat_row<kVarlen>(args, work.sequence, work.head_q(attention)) + pairs.first_q;
+    const float* largest = static_cast<const float*>(attention.largest.data) +
+                           stat_row<kProblem.varlen>(args, work.sequence, work.head_q(attention)) + pairs.first_q;
 #pragma unroll 1
     for (int i = 0; i < kCount; ++i) {
       const int column = fragment_column(i);
@@ -119,7 +119,7 @@ struct BackwardSoftmax : BackwardScores {
       const auto start = [&](float factor) { return !kEarlyFactors ? times(factor) : probability == 0.0f ? 0.0f : factor; };
       if constexpr (kEarlyReads > 0) start_terms<0>(terms, i, raw, at, start);
       kept[i] = probability;
-      if constexpr (kDropout) kept[i] = dropped_words[i / 32] >> i % 32 & 1 ? 0.0f : probability * attention.dropout.keep_scale;
+      if constexpr (kProblem.dropout) kept[i] = dropped_words[i / 32] >> i % 32 & 1 ? 0.0f : probability * attention.dropout.keep_scale;
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -155,8 +155,8 @@ struct BackwardSoftmax : BackwardScores {
                                       u32 use) const {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
-    const TiledView<true, kBlockQ, kBlockKv> tiles(pipelines.pairs, use, first_key + 16 * (thread / kWarp), work.first_pair(args.attention),
-                                                   args.attention.score);
+    const TiledView<true, Pairs> tiles(pipelines.pairs, use, first_key + 16 * (thread / kWarp), work.first_pair(args.attention),
+                                       args.attention.score);
     TiledValues tiled;
     const u32 lse = pipelines.lse(use) + 4 * fragment_first_column(thread);
     const KeptColumns<Walk> columns = kept_columns(warp_pairs(work, use, prefetched), work);
@@ -201,7 +201,7 @@ struct BackwardSoftmax : BackwardScores {
           scores[i + j] = kSlopeEarly ? times(slope_in_units(raw, at, attention.score)) : kept[j];
           const auto start = [&](float factor) { return !kEarlyFactors ? times(factor) : partial && kept[j] == 0.0f ? 0.0f : factor; };
           if constexpr (kEarlyReads > 0) start_terms<0>(early, i + j, raw, at, start);
-          if constexpr (kDropout) {
+          if constexpr (kProblem.dropout) {
             kept[j] = dropped_word(dropped, begin + i) >> (begin + i + j) % 32 & 1 ? 0.0f : kept[j] * attention.dropout.keep_scale;
           }
         }

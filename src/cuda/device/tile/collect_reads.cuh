@@ -15,14 +15,14 @@ namespace foveal::device {
 
 /// Does some read need terms of pairs?
 constexpr bool has_terms(int r) { return r < kReads && (kRead[r].has_terms || has_terms(r + 1)); }
-constexpr bool kSumsTerms = kCollectsTerms && has_terms(0);
+constexpr bool kSumsTerms = kConfig.collects_terms() && has_terms(0);
 
 constexpr int staged_before(int end) {
   int count = 0;
   for (int r = 0; r < end; ++r) count += kRead[r].is_staged;
   return count;
 }
-constexpr int kStagedReads = kCollectsTerms ? staged_before(kReads) : 0;
+constexpr int kStagedReads = kConfig.collects_terms() ? staged_before(kReads) : 0;
 
 /// Is there a read, or a staged read, whose factor is finite if line values are tame?
 constexpr bool any_tame(int r, bool staged) {
@@ -30,7 +30,7 @@ constexpr bool any_tame(int r, bool staged) {
   const bool guards = kRead[r].has_terms && kRead[r].factor_is_tame && !kRead[r].factor_is_finite && !kRead[r].is_early;
   return (guards && (!staged || kRead[r].is_staged)) || any_tame(r + 1, staged);
 }
-constexpr bool kTameReads = kCollectsTerms && any_tame(0, false);
+constexpr bool kTameReads = kConfig.collects_terms() && any_tame(0, false);
 constexpr bool any_diagonal(int r) { return r < kReads && (kRead[r].kind == kDiagonal || any_diagonal(r + 1)); }
 /// Whether row terms are folded where register sums are accumulated, which needs the same factors; otherwise overlapped with the products
 /// that follow.

@@ -1,5 +1,5 @@
 #pragma once
-// Epilogue of the decode kernel: lse and output, or with split-KV (kSplit) the softmax state and the unnormalised output of a split, for
+// Epilogue of the decode kernel: lse and output, or with split-KV the softmax state and the unnormalised output of a split, for
 // kernels/merge_splits_sm90.cuh.
 #include "tile/forward_scores.cuh"
 #include "tile/packed_rows.cuh"
@@ -20,7 +20,7 @@ struct DecodeEpilogue : TileScores<PackedRows> {
 
   /// Row r of this split in the workspace.
   FOVEAL_DEVICE i64 split_row(const ForwardTask& work, int r) const {
-    const int first = kVarlen ? work.sequence.first_q : work.task.batch * args.attention.seqlen_q;
+    const int first = kProblem.varlen ? work.sequence.first_q : work.task.batch * args.attention.seqlen_q;
     return work.split * args.split_rows + static_cast<i64>(first + query_of(work, r)) * args.attention.heads_q + head_of(work, r);
   }
 
@@ -36,13 +36,13 @@ struct DecodeEpilogue : TileScores<PackedRows> {
   FOVEAL_DEVICE EpilogueState begin_epilogue(const ForwardTask& work, OnlineSoftmax& softmax) const {
     EpilogueState epilogue;
     float lse[2];
-    if constexpr (kHasSink && !kSplit) {  // else when splits are merged
+    if constexpr (kHasSink && !kConfig.split_kv) {  // else when splits are merged
       softmax.finish(exponent, {sink_logit(head_of(work, 0), args.attention.score), sink_logit(head_of(work, 1), args.attention.score)},
                      epilogue.factor, lse);
     } else {
       softmax.finish(exponent, epilogue.factor, lse);
     }
-    if constexpr (kSplit) {
+    if constexpr (kConfig.split_kv) {
       write_split(work, softmax);
     } else {
       write_lse(work, lse);
@@ -50,8 +50,8 @@ struct DecodeEpilogue : TileScores<PackedRows> {
     const Tensor& out = args.attention.out;
     epilogue.rows = (exists(work, 0) ? 1 : 0) + (exists(work, 1) ? 2 : 0);
     for (int r = 0; r < 2; ++r) {
-      if constexpr (kSplit) {
-        epilogue.split_out[r] = args.split_out + split_row(work, r) * kHeadDimV;
+      if constexpr (kConfig.split_kv) {
+        epilogue.split_out[r] = args.split_out + split_row(work, r) * kProblem.head_dim_v;
       } else {
         epilogue.out[r] = static_cast<u16*>(out.data) + work.task.batch * out.batch + head_of(work, r) * out.head +
                           (work.sequence.first_q + query_of(work, r)) * out.seq;
@@ -63,8 +63,8 @@ struct DecodeEpilogue : TileScores<PackedRows> {
   FOVEAL_DEVICE void write_out(const EpilogueState& epilogue, const float (&acc)[kDimV / 2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int columns = epilogue.rows >> r & 1 ? kHeadDimV : 0;
-      if constexpr (kSplit) {
+      const int columns = epilogue.rows >> r & 1 ? kProblem.head_dim_v : 0;
+      if constexpr (kConfig.split_kv) {
         store_row(epilogue.split_out[r], acc, r, epilogue.factor[r], columns, thread % 32);
       } else {
         store_row<Element>(epilogue.out[r], acc, r, epilogue.factor[r], columns, thread % 32);

@@ -2,9 +2,9 @@
 // Backward for a tile of keys: dk and dv. The block loops over the query tiles of each query head of the group, with scores transposed, so
 // that p^T and ds^T are already left operands:
 //  s^T = k q^T;  dp^T = v dout^T;  dv += p^T dout;  dk += ds^T q
-//  shared memory: k | v | kStages x (q | dout | lse2 | largest | delta) | nonfinite
+//  shared memory: k | v | kConfig.stages x (q | dout | lse2 | largest | delta) | nonfinite
 //  registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of dk, dv
-// Large head dims split the columns of dk and dv over kColumnSplit warps, which compute the same scores.
+// Large head dims split the columns of dk and dv over kConfig.column_split warps, which compute the same scores.
 #include "tile/nonfinite_rows.cuh"
 #include "tile/shared_sm80.cuh"
 
@@ -39,7 +39,7 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
           if constexpr (kHasScore) modified = score_forward(x, at, args.score);
           const R p = probability_of(args, modified, {largest[in_tile], lse2[in_tile]});
           R dropped = p;
-          if constexpr (kDropout) {
+          if constexpr (kProblem.dropout) {
             const bool keep = dropout.keep(u32(args.q_offset) + col, u32(args.kv_offset) + row);
             dropped = keep ? p * keep_scale(args) : R(0);
             y = keep ? y * keep_scale(args) : R(0);
@@ -65,12 +65,12 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
 /// Long: its phases share register fragments.
 FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared) {
   constexpr int kRows = 16 * kRowTiles;
-  constexpr int kColsK = kHeadDimPadded / kColumnSplit, kColsV = kHeadDimVPadded / kColumnSplit;
+  constexpr int kColsK = kHeadDimPadded / kConfig.column_split, kColsV = kHeadDimVPadded / kConfig.column_split;
   constexpr DkdvSm80Layout kShared = kDkdvShared;
   const auto k_smem = tile_at<kBlockKv, kHeadDimPadded>(shared, kShared.key);
   const auto v_smem = tile_at<kBlockKv, kHeadDimVPadded>(shared, kShared.value);
-  const auto q_smem = tile_at<kStages * kBlockQ, kHeadDimPadded>(shared, kShared.query);
-  const auto dout_smem = tile_at<kStages * kBlockQ, kHeadDimVPadded>(shared, kShared.dout);
+  const auto q_smem = tile_at<kConfig.stages * kBlockQ, kHeadDimPadded>(shared, kShared.query);
+  const auto dout_smem = tile_at<kConfig.stages * kBlockQ, kHeadDimVPadded>(shared, kShared.dout);
   R* lse2_smem = shared_at<R>(shared, kShared.lse2);
   R* largest_smem = shared_at<R>(shared, kShared.largest);
   R* delta_smem = shared_at<R>(shared, kShared.delta);
@@ -88,8 +88,8 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared) 
   const auto dout_stage = [&](int stage) { return SharedTile<Element, kBlockQ, kHeadDimVPadded>{dout_smem.row(stage * kBlockQ)}; };
   const auto load = [&](int head, int tile, int stage) {
     const int row = tile * kBlockQ;
-    HeadView(args.q, seq.batch, seq.first_q, head).load(q_stage(stage), row, seq.len_q, kHeadDim);
-    HeadView(args.dout, seq.batch, seq.first_q, head).load(dout_stage(stage), row, seq.len_q, kHeadDimV);
+    HeadView(args.q, seq.batch, seq.first_q, head).load(q_stage(stage), row, seq.len_q, kProblem.head_dim);
+    HeadView(args.dout, seq.batch, seq.first_q, head).load(dout_stage(stage), row, seq.len_q, kProblem.head_dim_v);
     const R* lse2 = row_values(args.lse2, seq.batch, seq.first_q, head);
     const R* largest = row_values(args.largest, seq.batch, seq.first_q, head);
     const R* delta = row_values(args.delta, seq.batch, seq.first_q, head);
@@ -102,8 +102,8 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared) 
     }
   };
 
-  const int row_in_tile = warp_id() / kColumnSplit * kRows;
-  const int col_k = warp_id() % kColumnSplit * kColsK, col_v = warp_id() % kColumnSplit * kColsV;
+  const int row_in_tile = warp_id() / kConfig.column_split * kRows;
+  const int col_k = warp_id() % kConfig.column_split * kColsK, col_v = warp_id() % kConfig.column_split * kColsV;
   const int kv_local = kv_begin + row_in_tile + lane_id() / 4;
   R dk_acc[kRowTiles][kColsK / 8][4], dv_acc[kRowTiles][kColsV / 8][4];
   clear(dk_acc);
@@ -122,20 +122,20 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared) 
   };
 
   bool more = advance();
-  k.load(k_smem, kv_begin, seq.len_kv, kHeadDim);
-  v.load(v_smem, kv_begin, seq.len_kv, kHeadDimV);
+  k.load(k_smem, kv_begin, seq.len_kv, kProblem.head_dim);
+  v.load(v_smem, kv_begin, seq.len_kv, kProblem.head_dim_v);
   if (more) load(head, cursor.tile, 0);
   copy_commit();
-  for (int stage = 0; more; stage = (stage + 1) % kStages) {
+  for (int stage = 0; more; stage = (stage + 1) % kConfig.stages) {
     const int q_begin = cursor.tile * kBlockQ;
     const bool masked = !cursor.full || q_begin + kBlockQ > seq.len_q;
     const Position at{seq.batch, head, 0, 0, seq.len_q, seq.len_kv};
     more = advance();
-    if constexpr (kStages == 2) {
+    if constexpr (kConfig.stages == 2) {
       if (more) load(head, cursor.tile, 1 - stage);
       copy_commit();
     }
-    copy_wait<kStages - 1>();
+    copy_wait<kConfig.stages - 1>();
     __syncthreads();
 
     const R* lse2 = lse2_smem + stage * kBlockQ;
@@ -164,14 +164,14 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared) 
       dkdv_scores<false>(args, at, q_begin, kv_local, s, dp, lse2, largest, delta);
     }
     Operand<Element, kRowTiles, kBlockQ> left;
-    if constexpr (kWantsDv) {
+    if constexpr (kWanted.dv) {
       if constexpr (kHasMask) {
         if (masked) accumulate_nonfinite_rows<kRowTiles, kColsV>(dv_acc, s, dout_stage(stage), nonfinite, col_v);
       }
       to_operand(left, s);
       multiply_rn<kRowTiles, kColsV>(dv_acc, left, dout_stage(stage), col_v);
     }
-    if constexpr (kWantsDk) {
+    if constexpr (kWanted.dk) {
       if constexpr (kHasMask) {
         if (masked) accumulate_nonfinite_rows<kRowTiles, kColsK>(dk_acc, dp, q_stage(stage), nonfinite, col_k);
       }
@@ -179,7 +179,7 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared) 
       multiply_rn<kRowTiles, kColsK>(dk_acc, left, q_stage(stage), col_k);
     }
     __syncthreads();
-    if constexpr (kStages == 1) {
+    if constexpr (kConfig.stages == 1) {
       if (more) load(head, cursor.tile, 0);
       copy_commit();
     }
@@ -187,25 +187,27 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared) 
   copy_wait<0>();
   __syncthreads();
 
-  if constexpr (kPart) {
+  if constexpr (kProblem.part) {
     const auto previous_weight = [&](int, int) { return args.part.adds_to_kv ? R(1) : R(0); };
     const int row = kv_begin + row_in_tile;
-    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, seq.len_kv, col_k, kHeadDim, dk_acc, R(args.scale), previous_weight);
-    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, seq.len_kv, col_v, kHeadDimV, dv_acc, R(1), previous_weight);
+    if constexpr (kWanted.dk)
+      add_to_part(args.dk, seq, head_kv, row, seq.len_kv, col_k, kProblem.head_dim, dk_acc, R(args.scale), previous_weight);
+    if constexpr (kWanted.dv)
+      add_to_part(args.dv, seq, head_kv, row, seq.len_kv, col_v, kProblem.head_dim_v, dv_acc, R(1), previous_weight);
     return;
   }
-  if constexpr (static_cast<KeyRows>(kKeyRows) == KeyRows::gathered) {
+  if constexpr (kProblem.key_rows == KeyRows::gathered) {
     const auto nothing = [](int, int) { return R(0); };
     const int row = int(seq.first_kv) + kv_begin + row_in_tile, end = int(seq.first_kv) + seq.len_kv;
-    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, end, col_k, kHeadDim, dk_acc, R(args.scale), nothing);
-    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, end, col_v, kHeadDimV, dv_acc, R(1), nothing);
+    if constexpr (kWanted.dk) add_to_part(args.dk, seq, head_kv, row, end, col_k, kProblem.head_dim, dk_acc, R(args.scale), nothing);
+    if constexpr (kWanted.dv) add_to_part(args.dv, seq, head_kv, row, end, col_v, kProblem.head_dim_v, dv_acc, R(1), nothing);
     return;
   }
-  if constexpr (kWantsDk) put_rows<kRowTiles, kColsK / 8>(k_smem, row_in_tile, col_k, dk_acc, R(args.scale));
-  if constexpr (kWantsDv) put_rows<kRowTiles, kColsV / 8>(v_smem, row_in_tile, col_v, dv_acc, R(1));
+  if constexpr (kWanted.dk) put_rows<kRowTiles, kColsK / 8>(k_smem, row_in_tile, col_k, dk_acc, R(args.scale));
+  if constexpr (kWanted.dv) put_rows<kRowTiles, kColsV / 8>(v_smem, row_in_tile, col_v, dv_acc, R(1));
   __syncthreads();
-  if constexpr (kWantsDk) HeadView(args.dk, seq.batch, seq.first_kv, head_kv).store(k_smem, kv_begin, seq.len_kv, kHeadDim);
-  if constexpr (kWantsDv) HeadView(args.dv, seq.batch, seq.first_kv, head_kv).store(v_smem, kv_begin, seq.len_kv, kHeadDimV);
+  if constexpr (kWanted.dk) HeadView(args.dk, seq.batch, seq.first_kv, head_kv).store(k_smem, kv_begin, seq.len_kv, kProblem.head_dim);
+  if constexpr (kWanted.dv) HeadView(args.dv, seq.batch, seq.first_kv, head_kv).store(v_smem, kv_begin, seq.len_kv, kProblem.head_dim_v);
 }
 
 }  // namespace foveal::device

@@ -1,14 +1,14 @@
 #pragma once
 // Backward for a tile of queries: dq, and the gradients of the score's parameters. The block loops over the kv tiles of its row:
 //  s = q k^T;  dp = dout v^T;  p = exp(s' - lse);  ds' = p (dp - delta);  ds = ds' ds'/ds;  dq += ds k
-//  shared memory: q | dout | kStages x (k | v) | kept | terms      registers, per warp: 16 kRowTiles rows of s, dp and dq
+//  shared memory: q | dout | kConfig.stages x (k | v) | kept | terms      registers, per warp: 16 kRowTiles rows of s, dp and dq
 #include "score/gradients.cuh"
 #include "tile/query_tile.cuh"
 #include "tile/nonfinite_rows.cuh"
 
 namespace foveal::device {
 
-constexpr bool kCollects = kReads > 0 && kColumnSplit == 1;
+constexpr bool kCollects = kReads > 0 && kConfig.column_split == 1;
 constexpr bool kStagesTerms = kCollects && staged_reads();
 constexpr Sm80Shape kDqShape = sm80_shape(kStagesTerms);
 constexpr DqSm80Layout kDqShared(kDqShape);
@@ -29,7 +29,7 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
 #pragma unroll
       for (int n = 0; n < kBlockKv / 8; ++n) {
         bool kept_pair[2] = {true, true};
-        if constexpr (kDropout) {
+        if constexpr (kProblem.dropout) {
           dropout.keep_two(u32(args.q_offset) + row, u32(args.kv_offset) + kv_local + 8 * n + 2 * t, kept_pair[0], kept_pair[1]);
         }
 #pragma unroll
@@ -42,7 +42,7 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
           R modified = x;
           if constexpr (kHasScore) modified = score_forward(x, at, args.score);
           const R p = probability_of(args, modified, rows[m][i]);
-          if constexpr (kDropout) y = kept_pair[j] ? y * keep_scale(args) : R(0);
+          if constexpr (kProblem.dropout) y = kept_pair[j] ? y * keep_scale(args) : R(0);
           R gradient = p * (y - delta[m][i]);
           if constexpr (kMasked) {
             bool keep = col < at.seqlen_kv && row < at.seqlen_q;
@@ -76,12 +76,12 @@ FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& se
 }
 
 FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
-  constexpr int kCols = kHeadDimPadded / kColumnSplit;  // of dq, for each warp
+  constexpr int kCols = kHeadDimPadded / kConfig.column_split;  // of dq, for each warp
   constexpr PairsSm80Layout kShared = kDqShared.pairs;
   const auto q_smem = tile_at<kBlockQ, kHeadDimPadded>(shared, kShared.query);
   const auto dout_smem = tile_at<kBlockQ, kHeadDimVPadded>(shared, kShared.dout);
-  const auto k_smem = tile_at<kStages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
-  const auto v_smem = tile_at<kStages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
+  const auto k_smem = tile_at<kConfig.stages * kBlockKv, kHeadDimPadded>(shared, kShared.key);
+  const auto v_smem = tile_at<kConfig.stages * kBlockKv, kHeadDimVPadded>(shared, kShared.value);
   unsigned char* kept = shared_at<unsigned char>(shared, kShared.kept);
   R* scratch = shared_at<R>(shared, kDqShared.scratch);
   const TermTile<kBlockQ, kBlockKv> terms{shared_at<R>(shared, kDqShared.terms)};
@@ -90,7 +90,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
   if (!queries.exists()) return;
   const Sequence& seq = queries.seq;
   const int head = queries.head, row_in_tile = queries.row_in_tile(), q_local = queries.q_local();
-  const int col = warp_id() % kColumnSplit * kCols;
+  const int col = warp_id() % kConfig.column_split * kCols;
   const Position at = queries.at();
   RowStatistics rows[kRowTiles][2];
   R delta[kRowTiles][2];
@@ -101,8 +101,8 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
   sums.clear();
 
   const auto load_queries = [&] {
-    queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kHeadDim);
-    queries.rows(args.dout).load(dout_smem, queries.begin, seq.len_q, kHeadDimV);
+    queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kProblem.head_dim);
+    queries.rows(args.dout).load(dout_smem, queries.begin, seq.len_q, kProblem.head_dim_v);
   };
   const bool short_rows = kCollects && queries.begin + kBlockQ > seq.len_q;  // missing queries contribute nothing to parameters
   queries.for_each_kv_tile(args, k_smem, v_smem, kept, short_rows, load_queries, [&](int kv_begin, bool masked, auto keys, auto values) {
@@ -130,7 +130,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
       }
       collect_read<0, kThreads, kBlockQ, kBlockKv, kRowTiles>(args, at, queries.begin, kv_begin, row_in_tile, s, dp, sums, terms);
     }
-    if constexpr (kWantsDq) {
+    if constexpr (kWanted.dq) {
       if constexpr (kHasScore) {
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
@@ -156,16 +156,16 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared) {
     }
   });
 
-  if constexpr (kCollects) finish_reads<0, kWarps, kRowTiles>(args, at, q_local, sums, scratch);
-  if constexpr (kWantsDq) {
-    if constexpr (kPart) {
-      add_to_part(args.dq, seq, head, queries.begin + row_in_tile, seq.len_q, col, kHeadDim, acc, R(args.scale),
+  if constexpr (kCollects) finish_reads<0, kConfig.warps, kRowTiles>(args, at, q_local, sums, scratch);
+  if constexpr (kWanted.dq) {
+    if constexpr (kProblem.part) {
+      add_to_part(args.dq, seq, head, queries.begin + row_in_tile, seq.len_q, col, kProblem.head_dim, acc, R(args.scale),
                   [&](int, int) { return args.part.adds_to_q ? R(1) : R(0); });
       return;
     }
     put_rows<kRowTiles, kCols / 8>(q_smem, row_in_tile, col, acc, R(args.scale));
     __syncthreads();
-    queries.rows(args.dq).store(q_smem, queries.begin, seq.len_q, kHeadDim);
+    queries.rows(args.dq).store(q_smem, queries.begin, seq.len_q, kProblem.head_dim);
   }
 }
 

@@ -7,11 +7,11 @@
 namespace foveal::device {
 
 FOVEAL_DEVICE void init_barriers(const Pipelines& pipelines) {
-  pipelines.query.init(1, arrivals_of_groups(kConsumers));
-  pipelines.key.init(1, arrivals_of_groups(kConsumers));
-  pipelines.value.init(1, arrivals_of_groups(kConsumers));
-  if constexpr (kHasLines) pipelines.line_values.init(arrivals_of_warps(1), arrivals_of_warps(4 * kConsumers));
-  if constexpr (kPairTiles > 0) pipelines.pairs.pipeline.init(1, arrivals_of_warps(4 * kConsumers));
+  pipelines.query.init(1, arrivals_of_groups(kConfig.consumers));
+  pipelines.key.init(1, arrivals_of_groups(kConfig.consumers));
+  pipelines.value.init(1, arrivals_of_groups(kConfig.consumers));
+  if constexpr (kHasLines) pipelines.line_values.init(arrivals_of_warps(1), arrivals_of_warps(4 * kConfig.consumers));
+  if constexpr (kPairTiles > 0) pipelines.pairs.pipeline.init(1, arrivals_of_warps(4 * kConfig.consumers));
   fence_mbarrier_init();
 }
 
@@ -42,7 +42,7 @@ FOVEAL_DEVICE bool begin_redo(const Pipelines& pipelines) {
 template <class Consumer, class TileRows>
 FOVEAL_DEVICE void run_cta(const ForwardArgs& args, const Pipelines& pipelines, int warp_group) {
   if (warp_group == 0) {
-    registers_decrease<kProducerRegisters>();
+    registers_decrease<kConfig.producer_registers(kHasLines, kLooksUp)>();
     do {
       if (is_loader()) produce<TileRows>(args, pipelines);
       if constexpr (kHasLines) {
@@ -51,7 +51,7 @@ FOVEAL_DEVICE void run_cta(const ForwardArgs& args, const Pipelines& pipelines, 
       __syncwarp();
     } while (begin_redo(pipelines));
   } else {
-    registers_increase<kConsumerRegisters>();
+    registers_increase<kConfig.consumer_registers(kHasLines, kLooksUp)>();
     const Consumer consumer(args, pipelines, warp_group - 1);
     consumer.scheduler_barrier_init();
     if constexpr (kOffsetsInScores) {

@@ -42,7 +42,7 @@ struct ForwardEpilogue : TileOffsets {
 
   /// Merges a part's lse with the one there and finds the weight of its output. Rows whose sums overflowed wait until their task is redone.
   FOVEAL_DEVICE EpilogueState begin_part_epilogue(const ForwardTask& work, OnlineSoftmax& softmax) const {
-    static_assert(!kPart || !kHasSink);
+    static_assert(!kProblem.part || !kHasSink);
     const bool wrong = kWideRange && pipelines.max_policy() != MaxPolicy::every_tile && __any_sync(~0u, softmax.overflows());
     EpilogueState epilogue;
     double lse[2];
@@ -60,7 +60,7 @@ struct ForwardEpilogue : TileOffsets {
       epilogue.previous_weight[r] = weights.previous;
       __syncwarp();
       if (has_row && thread % 4 == 0) first[at] = lse[r];
-      if constexpr (kDropout) epilogue.factor[r] *= args.attention.dropout.keep_scale;
+      if constexpr (kProblem.dropout) epilogue.factor[r] *= args.attention.dropout.keep_scale;
     }
     const Tensor& out = args.attention.out;
     epilogue.part_out = static_cast<float*>(out.data) + work.task.batch * out.batch + work.task.head * out.head +
@@ -71,7 +71,7 @@ struct ForwardEpilogue : TileOffsets {
 
   /// Writes lse and finds where the output goes.
   FOVEAL_DEVICE EpilogueState begin_epilogue(const ForwardTask& work, OnlineSoftmax& softmax) const {
-    if constexpr (kPart) return begin_part_epilogue(work, softmax);
+    if constexpr (kProblem.part) return begin_part_epilogue(work, softmax);
     EpilogueState epilogue;
     float lse[2];
     if constexpr (kHasSink) {
@@ -81,7 +81,7 @@ struct ForwardEpilogue : TileOffsets {
       softmax.finish(exponent, epilogue.factor, lse);
     }
     write_lse(work, lse);
-    if constexpr (kDropout) {
+    if constexpr (kProblem.dropout) {
       epilogue.factor[0] *= args.attention.dropout.keep_scale;
       epilogue.factor[1] *= args.attention.dropout.keep_scale;
     }
@@ -98,11 +98,11 @@ struct ForwardEpilogue : TileOffsets {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool exists = epilogue.rows > 8 * r;
-      if constexpr (kPart) {  // what is there stays, or there is nothing yet
+      if constexpr (kProblem.part) {  // what is there stays, or there is nothing yet
         const bool changes = exists && epilogue.previous_weight[r] != 1;
-        store_zero_row(epilogue.part_out + 8 * r * seq, 0, changes ? kHeadDimV : 0, thread % 32);
+        store_zero_row(epilogue.part_out + 8 * r * seq, 0, changes ? kProblem.head_dim_v : 0, thread % 32);
       } else {
-        store_zero_row<Element>(epilogue.out + 8 * r * seq, epilogue.factor[r], exists ? kHeadDimV : 0, thread % 32);
+        store_zero_row<Element>(epilogue.out + 8 * r * seq, epilogue.factor[r], exists ? kProblem.head_dim_v : 0, thread % 32);
       }
     }
   }
@@ -111,12 +111,12 @@ struct ForwardEpilogue : TileOffsets {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool exists = epilogue.rows > 8 * r;
-      if constexpr (kPart) {
+      if constexpr (kProblem.part) {
         const bool changes = exists && (epilogue.factor[r] != 0 || epilogue.previous_weight[r] != 1);
-        add_row(epilogue.part_out + 8 * r * seq, acc, r, epilogue.factor[r], epilogue.previous_weight[r], changes ? kHeadDimV : 0,
+        add_row(epilogue.part_out + 8 * r * seq, acc, r, epilogue.factor[r], epilogue.previous_weight[r], changes ? kProblem.head_dim_v : 0,
                 thread % 32);
       } else {
-        store_row<Element>(epilogue.out + 8 * r * seq, acc, r, epilogue.factor[r], exists ? kHeadDimV : 0, thread % 32);
+        store_row<Element>(epilogue.out + 8 * r * seq, acc, r, epilogue.factor[r], exists ? kProblem.head_dim_v : 0, thread % 32);
       }
     }
   }

@@ -23,7 +23,7 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Pipelines& pipelines) 
                                of_value);
   };
   while (work.next(round, args, pipelines)) {
-    const int batch = kVarlen ? 0 : work.task.batch;
+    const int batch = kProblem.varlen ? 0 : work.task.batch;
     const int kv_head = TileRows::kv_head(args, work.task.head);
     bool partial, first = true;
     while (work.next_tile(args, partial)) {

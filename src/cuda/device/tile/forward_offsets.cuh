@@ -6,7 +6,7 @@
 
 namespace foveal::device {
 
-static_assert(!kOffsetsInScores || (kWideRange && !kPart), "tasks are done redo, each in units of its own");
+static_assert(!kOffsetsInScores || (kWideRange && !kProblem.part), "tasks are done redo, each in units of its own");
 
 struct TileOffsets : TileScores<HeadRows> {
   using TileScores::TileScores;
@@ -76,7 +76,7 @@ struct TileOffsets : TileScores<HeadRows> {
     if constexpr (kHasLines) pipelines.line_values.consumer_wait(use);
     if constexpr (kPairTiles > 0) pipelines.pairs.pipeline.consumer_wait(use);
     const LineView<kBlockKv> lines = lines_of(use);
-    const TiledView<false, kBlockQ, kBlockKv> tiles = pairs_of(use);
+    const TiledView<false, Pairs> tiles = pairs_of(use);
     TiledValues tiled;
 #pragma unroll
     for (int i = 0; i < kBlockKv / 2; ++i) {
@@ -121,7 +121,7 @@ struct TileOffsets : TileScores<HeadRows> {
   /// Loads the tables of a task's head.
   FOVEAL_DEVICE void update_tables(const ForwardTask& work, TableLoader& tables) const {
     const Position base{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
-    tables.update(pipelines.tables(), base, args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);
+    tables.update(pipelines.tables(), base, args.attention.score, threadIdx.x - 128, 128 * kConfig.consumers, kTableBarrier);
   }
 };
 

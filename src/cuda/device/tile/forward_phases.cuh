@@ -66,7 +66,7 @@ struct ForwardPhases : Epilogue {
   FOVEAL_DEVICE void write_empty(const ForwardTask& work) const {
     OnlineSoftmax nothing;
     nothing.reset();
-    if constexpr (kConsumers < 3 && !kDecode) {
+    if constexpr (kConfig.consumers < 3 && !kConfig.is_decode()) {
       Epilogue::write_zeros(Epilogue::begin_epilogue(work, nothing));
     } else {  // no longer; otherwise some registers would spill
       const float zeros[kDimV / 2] = {};
@@ -116,13 +116,13 @@ struct ForwardPhases : Epilogue {
 
   /// FA3's warp scheduler barriers (ping-pong): warpgroup 0 goes first. A run leaves the barriers as it found them.
   FOVEAL_DEVICE void scheduler_barrier_init() const {
-    if (kPingPong && group == kConsumers - 1) named_barrier_arrive(kSchedulerBarrier, 256);
+    if (kConfig.ping_pong && group == kConfig.consumers - 1) named_barrier_arrive(kSchedulerBarrier, 256);
   }
   FOVEAL_DEVICE void scheduler_barrier_sync() const {
-    if constexpr (kPingPong) named_barrier_sync(kSchedulerBarrier + group, 256);
+    if constexpr (kConfig.ping_pong) named_barrier_sync(kSchedulerBarrier + group, 256);
   }
   FOVEAL_DEVICE void scheduler_barrier_arrive() const {
-    if constexpr (kPingPong) named_barrier_arrive(kSchedulerBarrier + (group + 1) % kConsumers, 256);
+    if constexpr (kConfig.ping_pong) named_barrier_arrive(kSchedulerBarrier + (group + 1) % kConfig.consumers, 256);
   }
 
   /// S' = Q K'^T
@@ -152,7 +152,7 @@ struct ForwardPhases : Epilogue {
     if (kReleasesQueriesEarly && state.leader && state.next.walk.is_last()) pipelines.query.consumer_release(state.query);
     wgmma_pin(r.scores);
   }
-  /// Raw products -> scores, and the row maxima; with kIntraWarpgroupOverlap the maxima are left to exponentiate().
+  /// Raw products -> scores, and the row maxima; with intra_warpgroup_overlap the maxima are left to exponentiate().
   FOVEAL_DEVICE void apply_score_mod(MainloopState& state, Fragments& r, bool partial) const {
     if constexpr (kHasLines && kModifiesScores) pipelines.line_values.consumer_wait(state.tile);
     if constexpr (kPairTiles > 0 && kModifiesScores) pipelines.pairs.pipeline.consumer_wait(state.tile);
@@ -164,7 +164,7 @@ struct ForwardPhases : Epilogue {
       const u32 kept = clears ? pipelines.base + kShared.kept : 0;
       if (kMaskProgram && clears) {
         if (threadIdx.x - 128 < 4 * kKeptWords) store_word(kept + 4 * (threadIdx.x - 128), 0);
-        named_barrier_sync(kKeptBarrier, 128 * kConsumers);
+        named_barrier_sync(kKeptBarrier, 128 * kConfig.consumers);
       }
       r.form = transform<true>(state, r, kept);
       if (clears) {
@@ -176,7 +176,7 @@ struct ForwardPhases : Epilogue {
     } else if constexpr (kModifiesScores) {
       r.form = transform<false>(state, r, 0);
     }
-    if (!kIntraWarpgroupOverlap && r.form == ScoreForm::scores) update_max_if_needed(r);
+    if (!kConfig.intra_warpgroup_overlap && r.form == ScoreForm::scores) update_max_if_needed(r);
   }
   /// Unless the current maxima can be kept.
   FOVEAL_DEVICE void update_max_if_needed(Fragments& r) const {
@@ -192,7 +192,8 @@ struct ForwardPhases : Epilogue {
 
   FOVEAL_DEVICE void exponentiate(MainloopState& state, Fragments& r) const {
     if (r.form == ScoreForm::scores) {
-      if constexpr (kIntraWarpgroupOverlap) update_max_if_needed(r);  // same condition as here: tested twice, it cost a branch a tile
+      if constexpr (kConfig.intra_warpgroup_overlap)
+        update_max_if_needed(r);  // same condition as here: tested twice, it cost a branch a tile
       r.softmax.add(r.scores, exponent, !kChecksMaxEarly || !r.max_held);
     }
     if constexpr (kSumScore && kWideRange) {
@@ -202,7 +203,7 @@ struct ForwardPhases : Epilogue {
       }
     }
     if constexpr (kHasLines && kModifiesScores) consumer_release(pipelines.line_values, state.tile);
-    if constexpr (kDropout) Epilogue::drop(r.scores, state.next);
+    if constexpr (kProblem.dropout) Epilogue::drop(r.scores, state.next);
   }
   /// P, from raw products if a guess holds, else from scores.
   FOVEAL_DEVICE void compute_p(MainloopState& state, Fragments& r) const {

@@ -8,21 +8,21 @@ namespace foveal::device {
 
 constexpr bool kBounded = kCappedScore && kWideRange;
 /// Whether probabilities of capped scores are guessed (softmax/bounded.cuh) once P V has released its operand.
-constexpr bool kGuesses = kBounded && !kDropout && !kIntraWarpgroupOverlap && !kHasLines && kPairTiles == 0;
+constexpr bool kGuesses = kBounded && !kProblem.dropout && !kConfig.intra_warpgroup_overlap && !kHasLines && kPairTiles == 0;
 /// Whether partial tiles take their capped scores in a rolled loop if arguments are large: nothing else is needed for a pair then. Not for
 /// f16, which takes small ones that way too, nor for few queries, where some registers would spill.
-constexpr bool kCapsInParts = kBounded && !kMaskProgram && kPairTiles == 0 && !kDecode;
+constexpr bool kCapsInParts = kBounded && !kMaskProgram && kPairTiles == 0 && !kConfig.is_decode();
 /// Does each score need work after the product q . k? Otherwise the product includes the offsets.
 constexpr bool kModifiesScores = kHasScore && !kOffsetsFirst && !kOffsetsAreColumns;
 /// Whether to test early, while scores are in flight, if the maxima can be kept. Slower where other work precedes or follows at once.
-constexpr bool kChecksMaxEarly = !kModifiesScores && !kIntraWarpgroupOverlap;
+constexpr bool kChecksMaxEarly = !kModifiesScores && !kConfig.intra_warpgroup_overlap;
 constexpr int kPrefetched = kPairReads > 0 ? kBlockKv / 2 : 1;
 using PairPrefetch = PairValues[kPrefetched];
 
 constexpr u32 kSchedulerBarrier = 1;  // one for each warpgroup
-constexpr u32 kKeptBarrier = kSchedulerBarrier + kConsumers;
+constexpr u32 kKeptBarrier = kSchedulerBarrier + kConfig.consumers;
 constexpr u32 kGroupBarrier = kKeptBarrier + 1;  // one for each warpgroup
-constexpr u32 kEndBarrier = kGroupBarrier + kConsumers;
+constexpr u32 kEndBarrier = kGroupBarrier + kConfig.consumers;
 constexpr u32 kTableBarrier = kEndBarrier + 1;
 
 /// Scores to powers of two.
@@ -77,7 +77,7 @@ struct TileScores : TileRows {
   FOVEAL_DEVICE LineView<kBlockKv> lines_of(u32 use) const {
     return {pipelines.lines(use), 64 * group + fragment_first_row(thread), fragment_first_column(thread)};
   }
-  FOVEAL_DEVICE TiledView<false, kBlockQ, kBlockKv> pairs_of(u32 use) const {
+  FOVEAL_DEVICE TiledView<false, Pairs> pairs_of(u32 use) const {
     return {pipelines.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.attention.score};
   }
 
@@ -203,7 +203,7 @@ struct TileScores : TileRows {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
     const LineView<kBlockKv> lines = lines_of(use);
-    const TiledView<false, kBlockQ, kBlockKv> tiles = pairs_of(use);
+    const TiledView<false, Pairs> tiles = pairs_of(use);
     TiledValues tiled;
     int low[2], high[2];
     u64 kept_columns = 0;  // a bit for each of the thread's columns
@@ -282,7 +282,7 @@ struct TileScores : TileRows {
   /// otherwise only the tail of the sequence is concerned, and each warpgroup zeroes for itself.
   FOVEAL_DEVICE void clear_values(const ForwardTask& work, KvTile values, u32 kept) const {
     constexpr int kPieces = kShared.value_bytes / 16 / kBlockKv;  // 16-byte pieces of one row
-    if constexpr (kMaskProgram) named_barrier_sync(kKeptBarrier, 128 * kConsumers);
+    if constexpr (kMaskProgram) named_barrier_sync(kKeptBarrier, 128 * kConfig.consumers);
     const int exist = work.sequence.len_kv - work.walk.tile * kBlockKv;
     for (int i = thread; i < kBlockKv * kPieces; i += 128) {
       const int row = i % kBlockKv;
@@ -291,7 +291,7 @@ struct TileScores : TileRows {
     }
     fence_async_proxy();
     if constexpr (kMaskProgram) {
-      named_barrier_sync(kKeptBarrier, 128 * kConsumers);
+      named_barrier_sync(kKeptBarrier, 128 * kConfig.consumers);
     } else {
       named_barrier_sync(kGroupBarrier + group, 128);
     }

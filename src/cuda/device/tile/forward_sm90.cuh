@@ -1,7 +1,8 @@
 #pragma once
 // Shared memory, pipelines and tasks of the forward kernels for Hopper.
 //
-// config.cuh: as for kernels/forward_sm90.cuh and kernels/decode_sm90.cuh.
+// config.cuh: kProblem, kConfig (a ForwardConfig).
+#include "sm90_config.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "tile/extra_columns.cuh"
@@ -12,31 +13,30 @@
 
 namespace foveal::device {
 
-constexpr int kBlockQ = 64 * kConsumers;
-constexpr int kQueries = kBlockQ / kPackedHeads;  // of a tile; leftover rows are zero
-constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kDim = round_up(kHeadDim, 16);
-constexpr int kDimV = round_up(kHeadDimV, 16);
-constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
+constexpr int kBlockQ = kConfig.block_q(), kBlockKv = kConfig.block_kv;
+constexpr int kQueries = kConfig.queries(), kThreads = kConfig.threads();
+constexpr int kDim = round_up(kProblem.head_dim, 16);
+constexpr int kDimV = round_up(kProblem.head_dim_v, 16);
+constexpr TileSource kSource = kConfig.tile_source;
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 
 /// A score is evaluated at existing positions only, so a tile with missing queries is partial. Not for decode, where that is the rule and
 /// other queries stand in.
-constexpr bool kQueriesMustExist = kHasScore && !kDecode;
+constexpr bool kQueriesMustExist = kHasScore && !kConfig.is_decode();
 
-using Walk = TileWalk<kSource, false, kSplit>;
+using Walk = TileWalk<kSource, false, kConfig.split_kv>;
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 using Lines = LineTile<kBlockQ, kBlockKv>;
-using Pairs = PairTiles<kBlockQ, kBlockKv>;
+using Pairs = PairTiles<kBlockQ, kBlockKv, kConfig.pair_stages>;
 constexpr int kLineStages = 2;
 
 constexpr ForwardLayout kShared{{.block_q = kBlockQ,
                                  .block_kv = kBlockKv,
                                  .head_dim = kDim,
                                  .head_dim_v = kDimV,
-                                 .stages = kStages,
-                                 .query_stages = kQueryStages,
+                                 .stages = kConfig.stages,
+                                 .query_stages = kConfig.query_stages,
                                  .pairs = Pairs::kShape,
                                  .line_floats = Lines::kFloats,
                                  .column_bytes = KeyColumns<kBlockKv>::kBytes,
@@ -55,16 +55,16 @@ constexpr bool kWideRange = kSame<Element, bf16>;
 struct Pipelines {
   unsigned char* memory;
   u32 base;
-  Pipeline<kQueryStages> query;
-  Pipeline<kStages> key, value;
+  Pipeline<kConfig.query_stages> query;
+  Pipeline<kConfig.stages> key, value;
   Pipeline<kLineStages> line_values;
   Pairs pairs;
   FOVEAL_DEVICE explicit Pipelines(unsigned char* memory)
       : memory(memory),
         base(shared_address(memory)),
         query{base + kShared.barriers},
-        key{query.address + Pipeline<kQueryStages>::kBytes},
-        value{key.address + Pipeline<kStages>::kBytes},
+        key{query.address + Pipeline<kConfig.query_stages>::kBytes},
+        value{key.address + Pipeline<kConfig.stages>::kBytes},
         line_values{base + kShared.line_barriers},
         pairs{base + kShared.pairs, {base + kShared.pair_barriers}} {}
   /// Shared by the CTA. A warpgroup may see a change late: rows whose sums overflow report it themselves.
@@ -115,12 +115,12 @@ struct ForwardTask {
 
   FOVEAL_DEVICE bool at(int round, const Sm90Args& args) {
     if (!task_at(round, args.order, task)) return false;
-    if constexpr (kSplit) {
+    if constexpr (kConfig.split_kv) {
       const int row = divide(task.row, args.parts.kv_splits);
       split = task.row - row * args.parts.kv_splits.value;
       task.row = row;
     }
-    sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args.attention, task.batch);
+    sequence = find_sequence(args.attention, task.batch);
     return true;
   }
 
@@ -128,10 +128,10 @@ struct ForwardTask {
   FOVEAL_DEVICE bool next(int& round, const Sm90Args& args, const Pipelines& pipelines) {
     do {
       if (!at(++round, args)) return false;
-    } while ((kVarlen && first_query() >= sequence.len_q) || pipelines.is_done(round));
+    } while ((kProblem.varlen && first_query() >= sequence.len_q) || pipelines.is_done(round));
     walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_query(), min(first_query() + kQueries, sequence.len_q),
                sequence.len_kv, kBlockKv);
-    if constexpr (kSplit) walk.take_split(args.attention.runs, split, args.parts.kv_splits.value);
+    if constexpr (kConfig.split_kv) walk.take_split(args.attention.runs, split, args.parts.kv_splits.value);
     // Known to the walk, not tested for each tile: the compiler would assume divergence in the loop over full tiles.
     if (kQueriesMustExist && first_query() + kQueries > sequence.len_q) walk.treat_all_as_partial();
     return true;
@@ -147,7 +147,7 @@ struct ForwardTask {
 
 /// Is there room for the next task's queries beside the current ones? If not, Q is released as soon as the last scores have arrived, and
 /// the last P V is computed while the next Q loads.
-constexpr bool kPrefetchesQueries = kQueryStages > 1;
+constexpr bool kPrefetchesQueries = kConfig.query_stages > 1;
 /// Is Q released before the walk moves past its last tile? A list does not know its last tile in advance.
 constexpr bool kReleasesQueriesEarly = !kPrefetchesQueries && kSource != TileSource::list;
 

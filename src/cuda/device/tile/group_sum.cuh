@@ -14,7 +14,7 @@ namespace foveal::device {
 template <int columns>
 FOVEAL_DEVICE float* group_sum(const Tensor& sums, const Sequence& sequence, int head_kv, int key) {
   constexpr GroupSumShape kSum(columns);
-  const i64 first = static_cast<KeyRows>(kKeyRows) == KeyRows::packed ? padded_first_row(sequence.first_kv, sequence.batch) : 0;
+  const i64 first = kProblem.key_rows == KeyRows::packed ? padded_first_row(sequence.first_kv, sequence.batch) : 0;
   return static_cast<float*>(sums.data) + sequence.batch * sums.batch + head_kv * sums.head + (first + key) / kSum.rows * kSum.floats;
 }
 

@@ -3,7 +3,7 @@
 // contiguous rows; or ranges of two memories, one of which may still be in flight from other ranks. A tile within one range is loaded
 // as one box: with boxes of 32 rows, tiles of 160 took 1.06 to 1.09 times as long.
 //
-// config.cuh: kKeyRows (a KeyRows), kPageSize (a multiple of 16; ranges begin at multiples of it).
+// config.cuh: kProblem.
 #include "ptx/mbarrier.cuh"
 #include "schedule/tile_runs.cuh"
 #include "score/score.cuh"
@@ -12,7 +12,7 @@
 
 namespace foveal::device {
 
-constexpr KeyRows kKeys = static_cast<KeyRows>(kKeyRows);
+constexpr KeyRows kKeys = kProblem.key_rows;
 constexpr bool kPaged = kKeys == KeyRows::paged, kSpread = kKeys == KeyRows::spread;
 constexpr bool kLooksUp = kPaged || kSpread;
 /// Rows beyond the end of a sequence hold arbitrary data.
@@ -23,7 +23,7 @@ constexpr bool kKeysInBatches = kKeys == KeyRows::batched || kSpread;
 constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
 /// Rows of a tile that are contiguous wherever it begins, a multiple of 16: the box of the maps of k and v.
 template <int rows>
-constexpr int kBoxRows = kLooksUp ? common_divisor(kPageSize, rows) : rows;
+constexpr int kBoxRows = kLooksUp ? common_divisor(kProblem.page_size, rows) : rows;
 template <int rows>
 constexpr bool kMayBeOneBox = kSpread&& kBoxRows<rows> < rows;
 
@@ -115,8 +115,8 @@ FOVEAL_DEVICE KeyCoord key_coord(const Args& args, const Sequence& sequence, int
     return coord;
   }
   int page = -1;
-  if (exists) page = args.pages.data[sequence.batch * args.pages.batch + key / kPageSize * args.pages.page];
-  return {key % kPageSize, head, page};
+  if (exists) page = args.pages.data[sequence.batch * args.pages.batch + key / kProblem.page_size * args.pages.page];
+  return {key % kProblem.page_size, head, page};
 }
 
 /// Loads a tile of keys or values; completes on `barrier`, where the leader has announced the bytes. map: as chosen for these coordinates.

@@ -20,7 +20,7 @@ struct ElementPairs {
       : data(static_cast<const u16*>(tensor.data) + batch * tensor.batch + head * tensor.head + first_row * tensor.seq),
         row_stride(tensor.seq) {}
   FOVEAL_DEVICE u32 at(int row, int column) const {
-    return column < kHeadDim ? *reinterpret_cast<const u32*>(data + row * row_stride + column) : 0;
+    return column < kProblem.head_dim ? *reinterpret_cast<const u32*>(data + row * row_stride + column) : 0;
   }
 };
 
@@ -59,7 +59,7 @@ FOVEAL_DEVICE RowMeasure<float> measure_rows(const Sm90Args& sm90, const Sequenc
     const int key = min(first_key + group, sequence.len_kv - 1);
     float products[4] = {};
 #pragma unroll 1
-    for (int k = 0; k < kHeadDim; k += 16) {
+    for (int k = 0; k < kProblem.head_dim; k += 16) {
       const u32 a[4] = {queries.at(row[0], k + column), queries.at(row[1], k + column), queries.at(row[0], k + column + 8),
                         queries.at(row[1], k + column + 8)};
       mma(Element{}, products, a, keys.at(key, k + column), keys.at(key, k + column + 8));

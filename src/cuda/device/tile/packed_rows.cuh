@@ -1,5 +1,5 @@
 #pragma once
-// GQA packing, for few queries: tile row r is query r / kPackedHeads of head r % kPackedHeads of the group; a task's head is a kv head.
+// GQA packing, for few queries: tile row r is query r / packed_heads of head r % packed_heads of the group; a task's head is a kv head.
 #include "tile/forward_sm90.cuh"
 
 namespace foveal::device {
@@ -13,8 +13,8 @@ struct PackedRows {
   FOVEAL_DEVICE static int kv_head(const Sm90Args&, int head) { return head; }
   FOVEAL_DEVICE static void load(const Sm90Args& args, const Pipelines& pipelines, u32 use, int row, int head, int batch) {
     const u32 to = pipelines.query_tile(use).address, full = pipelines.query.full_barrier(use);
-    mbarrier_arrive_expect_bytes(full, chunk_count(kDim) * kQueries * kPackedHeads * kChunkRowBytes);
-    if constexpr (kPackedHeads == 1) {
+    mbarrier_arrive_expect_bytes(full, chunk_count(kDim) * kQueries * kConfig.packed_heads * kChunkRowBytes);
+    if constexpr (kConfig.packed_heads == 1) {
       load_tile<kBlockQ, kDim>(to, args.q, full, row, head, batch);
     } else {
       for (int chunk = 0; chunk < chunk_count(kDim); ++chunk)
@@ -23,18 +23,20 @@ struct PackedRows {
   }
   /// By all threads, before any load: zeroes leftover rows, which no load writes.
   FOVEAL_DEVICE static void clear_leftover_rows(const Pipelines& pipelines) {
-    if constexpr (kQueries * kPackedHeads < kBlockQ) {
-      for (int i = threadIdx.x; i < kQueryStages * kShared.query_bytes / 16; i += kThreads)
+    if constexpr (kQueries * kConfig.packed_heads < kBlockQ) {
+      for (int i = threadIdx.x; i < kConfig.query_stages * kShared.query_bytes / 16; i += kThreads)
         store_zeros(pipelines.query_tile(0).address + 16 * i);
       fence_async_proxy();
     }
   }
 
   FOVEAL_DEVICE int row_in_tile(int r) const { return 64 * group + fragment_first_row(thread) + 8 * r; }
-  FOVEAL_DEVICE int query_of(const ForwardTask& work, int r) const { return work.first_query() + row_in_tile(r) / kPackedHeads; }
-  FOVEAL_DEVICE int head_of(const ForwardTask& work, int r) const { return work.task.head * kPackedHeads + row_in_tile(r) % kPackedHeads; }
+  FOVEAL_DEVICE int query_of(const ForwardTask& work, int r) const { return work.first_query() + row_in_tile(r) / kConfig.packed_heads; }
+  FOVEAL_DEVICE int head_of(const ForwardTask& work, int r) const {
+    return work.task.head * kConfig.packed_heads + row_in_tile(r) % kConfig.packed_heads;
+  }
   FOVEAL_DEVICE bool exists(const ForwardTask& work, int r) const {
-    return query_of(work, r) < work.sequence.len_q && (kPackedHeads == 1 || row_in_tile(r) < kQueries * kPackedHeads);
+    return query_of(work, r) < work.sequence.len_q && (kConfig.packed_heads == 1 || row_in_tile(r) < kQueries * kConfig.packed_heads);
   }
 
   /// The pair of register i; the query is clamped to the last one. partial: so is the key.

@@ -11,16 +11,16 @@ struct Elements {
   i64 row_stride, column_stride;
 
   FOVEAL_DEVICE Elements(const AttentionArgs& args, const Task& task, int q, int kv) {
-    const ParamGradient& gradient = args.gradient[kRead[kPairsRead].param];
+    const ParamGradient& gradient = args.gradient[kRead[kConfig.read].param];
     const Position at{task.batch,    task.head,     q + static_cast<int>(args.q_offset), kv + static_cast<int>(args.kv_offset),
                       args.seqlen_q, args.seqlen_kv};
     int index[kMaxParamRank];
-    read_index<kPairsRead>(0.0f, at, args.score, index);
+    read_index<kConfig.read>(0.0f, at, args.score, index);
     first = static_cast<Gradient*>(gradient.values);
 #pragma unroll
-    for (int d = 0; d < kRead[kPairsRead].rank; ++d) first += index[d] * gradient.stride[d];
-    row_stride = gradient.stride[kRead[kPairsRead].row_dim];
-    column_stride = gradient.stride[kRead[kPairsRead].column_dim];
+    for (int d = 0; d < kRead[kConfig.read].rank; ++d) first += index[d] * gradient.stride[d];
+    row_stride = gradient.stride[kRead[kConfig.read].row_dim];
+    column_stride = gradient.stride[kRead[kConfig.read].column_dim];
   }
   /// May `count` neighbours of every row be written by one vector store?
   FOVEAL_DEVICE bool side_by_side(int count) const {

@@ -2,8 +2,6 @@
 // Pair reads (one parameter element for each pair) that are loaded by TMA: a pipeline of tiles [query][chunk of keys], 128-byte swizzle,
 // and their loads into fragments. 16-bit elements come by ldmatrix and stay packed until use; 32-bit ones one by one or as neighbours,
 // 8-bit ones as neighbours.
-//
-// config.cuh: kPairStages, at least 1 if there are kPairTiles.
 #include "element.cuh"
 #include "score/score.cuh"
 #include "tile/fragment.cuh"
@@ -35,10 +33,10 @@ FOVEAL_DEVICE int first_stair(int place) {
   return place & ~(16 / kPairTileElementBytes<v> - 1);
 }
 
-/// Tiles of kRows queries by kColumns keys, one for each read.
-template <int kRows, int kColumns>
+/// Tiles of `rows` queries by `columns` keys, one for each read. stages: at least 1 if there are kPairTiles.
+template <int rows, int columns, int stages>
 struct PairTiles {
-  static constexpr int kStages = kPairTiles > 0 ? kPairStages : 1;
+  static constexpr int kRows = rows, kColumns = columns, kStages = kPairTiles > 0 ? stages : 1;
   static constexpr int kStageBytes = pair_tiles_before<kPairTiles, kRows, kColumns>();
   static constexpr PairPipelineShape kShape{kStages, kStageBytes};
   u32 base;
@@ -109,13 +107,14 @@ struct TiledValues {
 
 /// A warp's view of the tiles of one pipeline use: the 16 rows of its fragment, which are queries, or keys if transposed. An element is in
 /// the 16-byte piece (key / elements in a piece) ^ (query % 8) of its chunk.
-template <bool transposed, int kRows, int kColumns>
+template <bool transposed, class Tiles>
 struct TiledView {
+  static constexpr int kRows = Tiles::kRows, kColumns = Tiles::kColumns;
   u32 address[kPairTileSlots];  // ldmatrix row address of this lane in the first blocks, or address of the lane's first element
   u32 second[kPairTileSlots];   // stairs: for the key eight further on
 
   /// first: the warp's first row of the tile; at: the pair of the tile's first row and column.
-  FOVEAL_DEVICE TiledView(const PairTiles<kRows, kColumns>& tiles, u32 use, int first, const Position& at, const ScoreArgs& args) {
+  FOVEAL_DEVICE TiledView(const Tiles& tiles, u32 use, int first, const Position& at, const ScoreArgs& args) {
     find<0>(tiles, use, first, at, args);
   }
 
@@ -133,7 +132,7 @@ struct TiledView {
     return pair_tile_columns<v>(kColumns) < kColumns ? column % pair_tile_columns<v>(kColumns) : column;
   }
   template <int v>
-  FOVEAL_DEVICE void find(const PairTiles<kRows, kColumns>& tiles, u32 use, int first, const Position& at, const ScoreArgs& args) {
+  FOVEAL_DEVICE void find(const Tiles& tiles, u32 use, int first, const Position& at, const ScoreArgs& args) {
     if constexpr (v < kPairTiles) {
       const u32 tile = tiles.template tile<v>(use);
       if constexpr (kPairTile[v].stairs) {

@@ -1,40 +1,40 @@
 #pragma once
 // Shared memory, pipelines, tasks and loads of kernels/pairs_sm90.cuh.
 #include "schedule/tasks.cuh"
+#include "sm90_config.cuh"
 #include "tile/pair_tiles.cuh"
 
 namespace foveal::device {
 
-constexpr int kBlockQ = 64 * kConsumers;
-constexpr int kThreads = 128 * (1 + kConsumers);
+constexpr int kBlockQ = kConfig.block_q, kBlockKv = kConfig.block_kv, kThreads = kConfig.threads;
 constexpr int kHalf = 64;  // columns of a step
 constexpr int kHalves = kBlockKv / kHalf;
-constexpr int kDim = round_up(kHeadDim, 16);
-constexpr int kDimV = round_up(kHeadDimV, 16);
-constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
+constexpr int kDim = round_up(kProblem.head_dim, 16);
+constexpr int kDimV = round_up(kProblem.head_dim_v, 16);
+constexpr TileSource kSource = kConfig.tile_source;
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 using Walk = TileWalk<kSource, false>;
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
-using Pairs = PairTiles<kBlockQ, kHalf>;
+using Pairs = PairTiles<kBlockQ, kHalf, kConfig.pair_stages>;
 using Tiled = TiledValues[kHalves][kHalf / 16];
-constexpr bool kHoldTiles = kHoldPairs && kPairTiles > 0 && kPairTiles <= 2;          // registers suffice for no more
+constexpr bool kHoldTiles = kConfig.hold_pairs && kPairTiles > 0 && kPairTiles <= 2;  // registers suffice for no more
 constexpr int kFirstCleaner = kPairTiles > 0 ? 2 : 1, kCleaners = 4 - kFirstCleaner;  // warps
 
 constexpr PairsLayout kShared{{.block_q = kBlockQ,
                                .block_kv = kBlockKv,
                                .head_dim = kDim,
                                .head_dim_v = kDimV,
-                               .stages = kStages,
-                               .tasks_ahead = kTasksAhead,
+                               .stages = kConfig.stages,
+                               .tasks_ahead = kConfig.tasks_ahead,
                                .pairs = Pairs::kShape}};
 static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
 
 /// Stages of everything that one batch entry and head contribute to a tile of pairs; of pair reads, by half tiles; and of started tasks.
 struct Pipelines {
   u32 base;
-  Pipeline<kStages> stage;
-  Pipeline<kTasksAhead> tasks;
+  Pipeline<kConfig.stages> stage;
+  Pipeline<kConfig.tasks_ahead> tasks;
   Pairs pairs;
   FOVEAL_DEVICE explicit Pipelines(u32 address)
       : base(address),
@@ -80,9 +80,9 @@ struct PairsTask {
   /// Calls visit(batch, head, last) for all that share the task's elements.
   template <class Visit>
   FOVEAL_DEVICE void for_each_sharer(const AttentionArgs& attention, Visit&& visit) const {
-    const int batches = kPairsOwnBatch ? task.batch + 1 : attention.batch, heads = kPairsOwnHead ? task.head + 1 : attention.heads_q;
-    for (int batch = kPairsOwnBatch ? task.batch : 0; batch < batches; ++batch)
-      for (int head = kPairsOwnHead ? task.head : 0; head < heads; ++head) visit(batch, head, batch + 1 == batches && head + 1 == heads);
+    const int batches = kConfig.own_batch ? task.batch + 1 : attention.batch, heads = kConfig.own_head ? task.head + 1 : attention.heads_q;
+    for (int batch = kConfig.own_batch ? task.batch : 0; batch < batches; ++batch)
+      for (int head = kConfig.own_head ? task.head : 0; head < heads; ++head) visit(batch, head, batch + 1 == batches && head + 1 == heads);
   }
 };
 
@@ -95,7 +95,7 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Pipelines& pipelines) {
   u32 use = 0;
   PairsTask work;
   while (work.next(round, args)) {
-    if constexpr (kCovers) {
+    if constexpr (kConfig.covers) {
       pipelines.tasks.producer_acquire(round);
       mbarrier_arrive(pipelines.tasks.full_barrier(round));
     }
@@ -137,7 +137,7 @@ FOVEAL_DEVICE void produce_pairs(const PairsArgs& args, const Pipelines& pipelin
           pipelines.pairs.load(args.sm90, {batch, head, q, kv, attention.seqlen_q, attention.seqlen_kv}, use++);
         }
       };
-      if constexpr (kPairsDiffer) {
+      if constexpr (kConfig.pairs_differ) {
         work.for_each_sharer(attention, load);
       } else {
         load(work.task.batch, work.task.head, true);

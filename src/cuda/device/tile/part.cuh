@@ -10,7 +10,7 @@ namespace foveal::device {
 
 /// The row of dropout bits, numbered over all heads of the whole attention.
 FOVEAL_DEVICE u32 dropout_row(const AttentionArgs& args, int batch, int head) {
-  if constexpr (kOfWhole) return static_cast<u32>(args.part.batch_offset + batch) * args.part.heads + args.part.head_offset + head;
+  if constexpr (kProblem.of_whole) return static_cast<u32>(args.part.batch_offset + batch) * args.part.heads + args.part.head_offset + head;
   return static_cast<u32>(batch) * args.heads_q + head;
 }
 

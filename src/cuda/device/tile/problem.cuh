@@ -1,19 +1,22 @@
 #pragma once
-// Shared by the portable kernels: types of the problem and views of its tensors.
+// Shared by the portable kernels: types and sizes of the problem and of its tiles, and views of its tensors.
+//
+// config.cuh: kProblem, kConfig (a PortableConfig).
 #include "philox.cuh"
 #include "schedule/tile_runs.cuh"
 #include "score/far_row.cuh"
 #include "score/score.cuh"
+#include "sm80_config.cuh"
 #include "tile/multiply.cuh"
 #include "tile/part.cuh"
 
 namespace foveal::device {
 
 using R = Real<Element>;
-constexpr int kHeadDimPadded = padded_dim(kHeadDim, kColumnSplit);
-constexpr int kHeadDimVPadded = padded_dim(kHeadDimV, kColumnSplit);
-constexpr int kThreads = kWarps * kWarp;
-constexpr bool kScaleBefore = kHasScore || kScaleFirst;  ///< scale each score, instead of in the exponent
+constexpr int kHeadDimPadded = padded_dim(kProblem.head_dim, kConfig.column_split);
+constexpr int kHeadDimVPadded = padded_dim(kProblem.head_dim_v, kConfig.column_split);
+constexpr int kBlockQ = kConfig.block_q, kBlockKv = kConfig.block_kv, kRowTiles = kConfig.row_tiles, kThreads = kConfig.threads();
+constexpr bool kScaleBefore = kHasScore || kProblem.scale_first;  ///< scale each score, instead of in the exponent
 constexpr R kLog2eR = 1.4426950408889634;
 
 /// View of the rows of one head of one sequence.
@@ -40,10 +43,6 @@ struct HeadView {
 
 FOVEAL_DEVICE R* row_values(const Rows& rows, int batch, i64 first_row, int head) {
   return static_cast<R*>(rows.data) + batch * rows.batch + first_row * rows.seq + head * rows.head;
-}
-
-FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) {
-  return find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args, batch);
 }
 
 /// Adds fragments to a wide tensor of a part.

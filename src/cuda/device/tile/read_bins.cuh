@@ -7,10 +7,11 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
 #include "score/read_targets.cuh"
+#include "tile/backward_family.cuh"
 
 namespace foveal::device {
 
-constexpr bool is_binned(int r) { return kCollectsTerms && kRead[r].bin_copies > 0; }
+constexpr bool is_binned(int r) { return kConfig.collects_terms() && kRead[r].bin_copies > 0; }
 constexpr int binned_before(int end) {
   int count = 0;
   for (int r = 0; r < end; ++r) count += is_binned(r);

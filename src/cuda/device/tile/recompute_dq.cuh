@@ -2,7 +2,7 @@
 // Recomputes dQ rows whose sum was lost: a key with infinity or NaN met 0 from a pair that is not kept. Rare, hence directly from global
 // memory, with products of 16 queries by 16 keys.
 //
-// config.cuh: as for kernels/backward_convert_sm90.cuh.
+// config.cuh: kProblem, kConfig (a BackwardRowsConfig).
 #include "philox.cuh"
 #include "ptx/mma.cuh"
 #include "schedule/tasks.cuh"
@@ -16,7 +16,7 @@
 namespace foveal::device {
 
 /// Does dQ of a part add to what is there, in f32? Otherwise dQ is of all keys.
-constexpr bool kAddsToDq = kPart && !kKeepsRows;
+constexpr bool kAddsToDq = kProblem.part && !kConfig.keeps_rows;
 
 /// Elements of one head of a sequence; rows are clamped, columns zero-padded.
 template <int columns>
@@ -51,8 +51,8 @@ FOVEAL_DEVICE void multiply_elements(float (&product)[2][4], const HeadElements<
 }
 
 /// acc += left[16 x 16] times 16 keys from first_key on. kept: bitmask of the thread's eight pairs.
-FOVEAL_DEVICE void multiply_kept_keys(float (&acc)[kPartColumns / 2], const u32 (&left)[4], u32 kept, const HeadElements<kHeadDim>& keys,
-                                      int first_key, int column) {
+FOVEAL_DEVICE void multiply_kept_keys(float (&acc)[kPartColumns / 2], const u32 (&left)[4], u32 kept,
+                                      const HeadElements<kProblem.head_dim>& keys, int first_key, int column) {
   const int group = lane_id() / 4, pair = 2 * (lane_id() % 4);
   u32 kept_keys[2];  // of a row, a bit for each of the 16
 #pragma unroll
@@ -98,7 +98,7 @@ FOVEAL_DEVICE void store_recomputed(const Sm90Args& args, const Position& base, 
 #pragma unroll
   for (int i = 0; i < kPartColumns / 2; i += 2) {
     const int r = i / 2 % 2, here = column + i / 4 * 8;
-    if (!wanted[r] || here >= kHeadDim) continue;
+    if (!wanted[r] || here >= kProblem.head_dim) continue;
     const i64 at = base.batch * dq.batch + base.head * dq.head + (first_row + 8 * r) * dq.seq + here;
     float two[2] = {apply_unit(acc[i], unit) * args.scale, apply_unit(acc[i + 1], unit) * args.scale};
     if constexpr (kAddsToDq) {
@@ -116,14 +116,14 @@ FOVEAL_DEVICE void store_recomputed(const Sm90Args& args, const Position& base, 
 FOVEAL_CALLED void recompute_dq(const Sm90Args& args, int batch, int head, int first, int column, bool first_nonfinite,
                                 bool second_nonfinite) {
   const AttentionArgs& attention = args.attention;
-  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, batch);
+  const Sequence sequence = find_sequence(attention, batch);
   Position base{batch, head, 0, 0, sequence.len_q, sequence.len_kv};
   const int group = lane_id() / 4, pair = 2 * (lane_id() % 4);
   float log_sum[2], largest[2], delta[2];
   bool wanted[2] = {first_nonfinite, second_nonfinite};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const i64 stat = stat_row<kVarlen>(args, sequence, head) + first + group + 8 * r;
+    const i64 stat = stat_row<kProblem.varlen>(args, sequence, head) + first + group + 8 * r;
     log_sum[r] = static_cast<const float*>(attention.lse2.data)[stat];
     largest[r] = static_cast<const float*>(attention.largest.data)[stat];
     delta[r] = static_cast<const float*>(attention.delta.data)[stat];
@@ -131,17 +131,17 @@ FOVEAL_CALLED void recompute_dq(const Sm90Args& args, int batch, int head, int f
   }
   if (!__any_sync(~0u, wanted[0] || wanted[1])) return;
 
-  const HeadElements<kHeadDim> queries(attention.q, batch, sequence.first_q, sequence.len_q, head);
-  const HeadElements<kHeadDimV> dout(attention.dout, batch, sequence.first_q, sequence.len_q, head);
+  const HeadElements<kProblem.head_dim> queries(attention.q, batch, sequence.first_q, sequence.len_q, head);
+  const HeadElements<kProblem.head_dim_v> dout(attention.dout, batch, sequence.first_q, sequence.len_q, head);
   const float exponent = score_unit({1, args.scale}, base, attention.score) * kLog2e;
   const DropoutRow dropout(attention.dropout, dropout_row(attention, batch, head));
   float acc[kPartColumns / 2] = {};
 #pragma unroll 1
-  for (int part = 0; part < (kKeepsRows ? args.kept.count : 1); ++part) {
+  for (int part = 0; part < (kConfig.keeps_rows ? args.kept.count : 1); ++part) {
     KeptKeys of_part{attention.k, attention.v, attention.kv_offset, sequence.len_kv, 0, sequence.len_q, 0};
-    if constexpr (kKeepsRows) of_part = args.kept.keys[part];
-    const HeadElements<kHeadDim> keys(of_part.k, batch, sequence.first_kv, of_part.len_kv, head / attention.group_size);
-    const HeadElements<kHeadDimV> values(of_part.v, batch, sequence.first_kv, of_part.len_kv, head / attention.group_size);
+    if constexpr (kConfig.keeps_rows) of_part = args.kept.keys[part];
+    const HeadElements<kProblem.head_dim> keys(of_part.k, batch, sequence.first_kv, of_part.len_kv, head / attention.group_size);
+    const HeadElements<kProblem.head_dim_v> values(of_part.v, batch, sequence.first_kv, of_part.len_kv, head / attention.group_size);
     const int shift = static_cast<int>(of_part.kv_offset - attention.kv_offset);
     base.seqlen_kv = of_part.len_kv;
 #pragma unroll 1
@@ -175,7 +175,7 @@ FOVEAL_CALLED void recompute_dq(const Sm90Args& args, int batch, int head, int f
                                      exponent, r == 0 ? -log_sum[0] : -log_sum[1]);
         if (logarithm == -infinity()) kept &= ~(1u << i);
         float grad = grads[i / 4][i % 4];
-        if constexpr (kDropout) {
+        if constexpr (kProblem.dropout) {
           const bool stays = dropout.keep(static_cast<u32>(at.q), static_cast<u32>(at.kv));
           grad = stays ? grad * attention.dropout.keep_scale : 0.0f;
         }

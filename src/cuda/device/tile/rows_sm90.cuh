@@ -4,16 +4,16 @@
 #include "ptx/mbarrier.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
+#include "sm90_config.cuh"
 #include "tile/tma_tile.cuh"
 
 namespace foveal::device {
 
-constexpr int kBlockQ = 64 * kConsumers, kBlockKv = 64;
-constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kDim = round_up(kHeadDim, 16);
-constexpr int kDimV = round_up(kHeadDimV, 16);
+constexpr int kBlockQ = kConfig.block_q(), kBlockKv = kConfig.block_kv, kThreads = kConfig.threads();
+constexpr int kDim = round_up(kProblem.head_dim, 16);
+constexpr int kDimV = round_up(kProblem.head_dim_v, 16);
 constexpr int kCount = kBlockKv / 2;  // scores of a thread
-constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
+constexpr TileSource kSource = kConfig.tile_source;
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 using Walk = TileWalk<kSource, false>;
 using QueryTile = SwizzledTile<kBlockQ>;
@@ -38,7 +38,7 @@ constexpr RowsLayout kShared{{.block_q = kBlockQ,
                               .block_kv = kBlockKv,
                               .head_dim = kDim,
                               .head_dim_v = kDimV,
-                              .stages = kStages,
+                              .stages = kConfig.stages,
                               .bin_words = bin_words_before(kRowReads),
                               .transposed = any_transposed(0)}};
 static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
@@ -46,15 +46,15 @@ static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
 struct Pipelines {
   u32 base;
   Pipeline<1> query;  // with dO
-  Pipeline<kStages> stage;
+  Pipeline<kConfig.stages> stage;
   FOVEAL_DEVICE explicit Pipelines(u32 address)
       : base(address), query{address + kShared.barriers}, stage{address + kShared.barriers + Pipeline<1>::kBytes} {}
 
   /// By all threads, before anything else.
   FOVEAL_DEVICE void init() const {
     if (threadIdx.x == 0) {
-      query.init(1, arrivals_of_warps(4 * kConsumers));
-      stage.init(1, arrivals_of_warps(4 * kConsumers));
+      query.init(1, arrivals_of_warps(4 * kConfig.consumers));
+      stage.init(1, arrivals_of_warps(4 * kConfig.consumers));
       fence_mbarrier_init();
     }
     for (int i = threadIdx.x; i < kBlockQ * bin_words_before(kRowReads); i += kThreads) store_word(base + kShared.bins + 4 * i, 0);

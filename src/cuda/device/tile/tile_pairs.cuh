@@ -18,7 +18,7 @@ constexpr int early_before(int end) {
   for (int r = 0; r < end; ++r) count += kRead[r].is_early;
   return count;
 }
-constexpr int kEarlyReads = kCollectsTerms ? early_before(kReads) : 0;
+constexpr int kEarlyReads = kConfig.collects_terms() ? early_before(kReads) : 0;
 constexpr int kEarlySlots = kEarlyReads > 0 ? kEarlyReads : 1;
 using EarlyTerms = float[kEarlySlots][kBlockQ / 2];
 
