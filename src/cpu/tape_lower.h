@@ -29,6 +29,7 @@ class Lowering {
 
   /// An integer as a linear sum, and the node of such a sum.
   const scoring::Linear& linear(scoring::ValueId id) const { return linear_[id]; }
+  std::vector<scoring::Linear> without_abs(const scoring::Linear& sum) const { return scoring::without_abs(program_, linear_, sum); }
   NodeId sum(const scoring::Linear& linear);
   NodeId plus(NodeId a, NodeId b);
   NodeId negated(NodeId a);

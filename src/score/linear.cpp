@@ -25,6 +25,17 @@ bool Linear::same_terms(const Linear& other) const {
   return true;
 }
 
+std::int64_t Linear::of(ValueId atom) const {
+  const auto term = std::find_if(terms.begin(), terms.end(), [atom](const Term& t) { return t.atom == atom; });
+  return term == terms.end() ? 0 : term->coefficient;
+}
+
+Linear Linear::without(ValueId atom) const {
+  Linear rest = *this;
+  std::erase_if(rest.terms, [atom](const Term& term) { return term.atom == atom; });
+  return rest;
+}
+
 Linear combine(const Linear& a, const Linear& b, std::int64_t scale) {
   Linear total;
   total.constant = sum(a.constant, scale, b.constant);
@@ -76,6 +87,27 @@ base::IdVector<Linear> linear_forms(const Program& program) {
     forms[id] = sum && is_small(*sum) ? *sum : Linear{{{id, 1}}, 0};
   }
   return forms;
+}
+
+std::optional<Linear> in_symbols(const Program& program, const Linear& sum) {
+  Linear symbols = sum;
+  for (Linear::Term& term : symbols.terms) {
+    const Op op = program[term.atom].op;
+    if (!is_position(op)) return std::nullopt;
+    term.atom = static_cast<ValueId>(op);
+  }
+  std::ranges::sort(symbols.terms, {}, &Linear::Term::atom);
+  return symbols;
+}
+
+std::vector<Linear> without_abs(const Program& program, const base::IdVector<Linear>& forms, const Linear& sum) {
+  for (const Linear::Term& term : sum.terms) {
+    if (program[term.atom].op != Op::abs || term.coefficient != 1) continue;
+    const Linear rest = sum.without(term.atom);
+    const Linear& inside = forms[program[term.atom].arg[0]];
+    return {combine(rest, inside, 1), combine(rest, inside, -1)};
+  }
+  return {sum};
 }
 
 bool is_within(const Linear& a, std::size_t terms, std::int64_t magnitude) {
