@@ -77,13 +77,14 @@ std::optional<Linear> sum_of(const Instr& instr, const Linear& a, const Linear& 
   }
 }
 
-base::IdVector<Linear> linear_forms(const Program& program) {
+base::IdVector<Linear> linear_forms(const Program& program, const base::IdVector<char>& whole) {
   base::IdVector<Linear> forms(program.size());
   const auto of = [&](ValueId id) { return id < 0 ? Linear{} : forms[id]; };
   for (ValueId id = 0; id < program.size(); ++id) {
     const Instr& instr = program[id];
     if (instr.type != Type::integer) continue;
-    const auto sum = sum_of(instr, of(instr.arg[0]), of(instr.arg[1]));
+    const bool is_whole = whole.size() > 0 && whole[id];
+    const auto sum = is_whole ? std::nullopt : sum_of(instr, of(instr.arg[0]), of(instr.arg[1]));
     forms[id] = sum && is_small(*sum) ? *sum : Linear{{{id, 1}}, 0};
   }
   return forms;

@@ -30,8 +30,9 @@ Linear scaled(const Linear& a, std::int64_t scale);
 inline Linear negated(const Linear& a) { return scaled(a, -1); }
 /// The linear form of an integer instruction from those of its operands (ignored beyond its arity); none if it is an atom.
 std::optional<Linear> sum_of(const Instr& instr, const Linear& a, const Linear& b);
-/// The linear form of each integer value of a program. Values that are not sums, and sums with many terms or large numbers, are atoms.
-base::IdVector<Linear> linear_forms(const Program& program);
+/// The linear form of each integer value of a program. Values that are not sums, sums with many terms or large numbers, and values that are
+/// `whole` (empty: none are) are atoms.
+base::IdVector<Linear> linear_forms(const Program& program, const base::IdVector<char>& whole = {});
 /// A sum of symbols alone, with an Op for each atom; none for others.
 std::optional<Linear> in_symbols(const Program& program, const Linear& sum);
 /// sum <= 0 as sums that are all <= 0: |x| + rest is x + rest and -x + rest. forms: of the values of the program.

@@ -45,6 +45,11 @@ struct Program {
   std::vector<bool> along_diagonals;  ///< per instruction: does not depend on the score, and on positions only through q_idx - kv_idx
   bool empty() const { return outputs.empty(); }
   ValueId size() const { return static_cast<ValueId>(code.size()); }
+  /// The value of a symbol, which has one at most; -1 without it.
+  ValueId symbol(Op op) const {
+    const auto at = std::find_if(code.begin(), code.end(), [op](const Instr& instr) { return instr.op == op; });
+    return at == code.end() ? -1 : static_cast<ValueId>(at - code.begin());
+  }
   /// Whether any value is computed by this operation.
   bool uses(Op op) const {
     return std::any_of(code.begin(), code.end(), [op](const Instr& instr) { return instr.op == op; });
