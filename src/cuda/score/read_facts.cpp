@@ -10,7 +10,6 @@
 namespace foveal::cuda {
 namespace {
 
-using scoring::Reduction;
 using scoring::TrainableRead;
 
 class Analysis {
@@ -26,7 +25,7 @@ class Analysis {
     for (const TrainableRead& read : p_.score->reads) {
       if (read.param != static_cast<std::int32_t>(param)) continue;
       ++found;
-      elements = elements && read.reduction == Reduction::element && stays_inside(read);
+      elements = elements && read.own_elements && stays_inside(read);
       owned = owned && (read.reads_head || p_.heads_q == 1) && (read.reads_batch || p_.batch == 1);
     }
     if (!elements) return GradientStorage::exact_sums;
@@ -37,15 +36,14 @@ class Analysis {
     ReadFacts facts{};
     facts.param = static_cast<std::size_t>(read.param);
     facts.storage = storage(facts.param);
-    const bool summed = read.reduction == Reduction::element && facts.storage == GradientStorage::exact_sums;
-    facts.kind = summed ? Reduction::scatter : read.reduction;
+    facts.over = read.over;
     facts.follows_from_dk = follows_from_dk(read);
     facts.factor_of_score = of_score(read.factor);
     facts.index_of_score = std::any_of(read.index.begin(), read.index.end(), [&](ValueId index) { return of_score(index); });
     facts.early = of_score(p_.score->dscore) || (facts.factor_of_score && !facts.follows_from_dk);
-    facts.elements = facts.kind == Reduction::scatter ? elements_of_pairs(read) : 0;
+    facts.elements = facts.scatters() ? elements_of_pairs(read) : 0;
     facts.lie_together = facts.elements > 0 && (is_led_by_key(read) || (facts.elements <= 32 * p_.seqlen_kv && sums_of_positions(read)));
-    facts.covers = read.reduction == Reduction::element && covers(read);
+    facts.covers = read.own_elements && covers(read);
     return facts;
   }
 
@@ -69,8 +67,7 @@ class Analysis {
       pairs /= size_of(position);
       if (position == Op::batch || position == Op::head) of_lines /= size_of(position);
     }
-    const bool each_pair = read.reduction == Reduction::scatter || read.reduction == Reduction::element;
-    return each_pair ? pairs : std::min(pairs, of_lines);
+    return read.over == Varies::pair ? pairs : std::min(pairs, of_lines);
   }
 
  private:
@@ -147,7 +144,7 @@ class Analysis {
   }
 
   bool follows_from_dk(const TrainableRead& read) const {
-    if (read.reduction != Reduction::uniform || !forms_.is_scaled_score(read.factor)) return false;
+    if (read.over != Varies::uniform || !forms_.is_scaled_score(read.factor)) return false;
     const bool grouped = p_.heads_q != p_.heads_kv;  // dk is the sum over a group of query heads
     const auto differs = [&](ValueId value) {
       return is_pair_dimension(program_, value) || (grouped && program_.depends_on(value, scoring::depends_head));
@@ -184,7 +181,7 @@ ExactSums exact_sums(const Problem& p) {
     for (const TrainableRead& read : p.score->reads) {
       if (read.param != static_cast<std::int32_t>(i)) continue;
       terms += analysis.terms(read);
-      sums.scatters = sums.scatters || read.reduction == Reduction::scatter;
+      sums.scatters = sums.scatters || (read.over == Varies::pair && !read.own_elements);
     }
     sums.most_terms = std::max(sums.most_terms, terms);
   }
