@@ -98,7 +98,7 @@ std::string emit_read_functions(const Problem& p, const Given& given, std::vecto
 std::vector<device::ReadTraits> read_traits(const Problem& p, const Ahead& ahead, const std::vector<PlannedRead>& planned,
                                             const FiniteFactors& finite) {
   const Program& program = p.score->backward;
-  const base::IdVector<Interval> bounds = bounds_of(program, p);
+  const base::IdVector<Interval> bounds = problem::bounds_of(p, program);
   const auto is_finite = [&](ValueId value) {
     const Interval& factor = bounds[value];
     constexpr double most = 1e30;  // of fp32
