@@ -12,16 +12,7 @@ namespace foveal::cpu {
 namespace {
 
 using scoring::Interval;
-
-/// One range for each parameter, regardless of indices.
-class WholeRanges : public scoring::ReadRanges {
- public:
-  explicit WholeRanges(std::span<const Interval> ranges) : ranges_(ranges) {}
-  Interval range(std::int32_t param, std::span<const Interval>) const override { return ranges_[static_cast<std::size_t>(param)]; }
-
- private:
-  std::span<const Interval> ranges_;
-};
+using scoring::WholeRanges;
 
 struct Extremes {
   std::int64_t low = std::numeric_limits<std::int64_t>::max(), high = std::numeric_limits<std::int64_t>::min();

@@ -44,10 +44,10 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t share
     for (const scoring::TrainableRead& read : score.reads) {
       if (read.param != accumulator.param) continue;
       any = true;
-      only_elements &= read.reduction == scoring::Reduction::element;
+      only_elements &= read.own_elements;
       accumulator.per_batch |= !read.reads_batch;
       accumulator.per_head |= !read.reads_head;
-      kinds += std::string(kinds.empty() ? "" : "+") + scoring::to_string(read.reduction);
+      kinds += std::string(kinds.empty() ? "" : "+") + read.kind();
     }
     if (!any) {
       zeros_.push_back(accumulator.param);
@@ -139,7 +139,7 @@ void ParamGradPlan::describe(Explanation& explanation, const problem::Problem& p
       explanation.details.emplace_back(
           base::join("gradient of ", problem.param(a.param).param.name()),
           base::join(text_of(of_head), of_any == of_head ? "" : base::join(", in tiles of several heads ", text_of(of_any)),
-                     " (tape): ", scoring::to_string(reads[r].reduction), " read, in ", a.wide ? "fp64, " : "fp32, ",
+                     " (tape): ", reads[r].kind(), " read, in ", a.wide ? "fp64, " : "fp32, ",
                      a.direct ? "added to the caller's tensor" : base::join(a.copies, a.copies == 1 ? " copy" : " copies")));
     }
 }

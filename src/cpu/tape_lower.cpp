@@ -12,24 +12,22 @@ using scoring::Linear;
 using scoring::Op;
 using scoring::ValueId;
 
-Lowering::Lowering(TapeNodes& nodes, const scoring::Program& program) : nodes_(nodes), program_(program) {
+Lowering::Lowering(TapeNodes& nodes, const scoring::Program& program)
+    : nodes_(nodes), program_(program), q_(program.symbol(Op::q_idx)), kv_(program.symbol(Op::kv_idx)) {
   const ValueId count = program.size();
   const base::IdVector<char> wide = scoring::deciding_reals(program, true);  // in double
   narrow_.assign(count, no_node);
   wide_.assign(count, no_node);
-  linear_.assign(count, {});
   holds_score_.assign(count, false);
   if (nodes.source().widths) flags_ = nodes.source().widths->wide(program);
+  linear_ = linear_forms();
   for (ValueId id = 0; id < count; ++id) {
     holds_score_[id] = holds_score(program_[id]);
     if (program_[id].type == Type::integer && (is_wide(id) || has_wide_operand(program_[id]))) {
       wide_[id] = lower_wide(id);
       narrow_[id] = nodes_.make(TapeOp::shorten, wide_[id]);
-      if (linear_[id].terms.empty()) atom(id, narrow_[id]);
       continue;
     }
-    if (program_[id].op == Op::q_idx && q_ < 0) q_ = id;
-    if (program_[id].op == Op::kv_idx && kv_ < 0) kv_ = id;
     if (!wide[id]) {
       narrow_[id] = lower(id, false);
       continue;
@@ -46,6 +44,17 @@ bool Lowering::has_wide_operand(const Instr& instr) const {
                      [this](ValueId arg) { return arg >= 0 && program_[arg].type == Type::integer && is_wide(arg); });
 }
 
+/// Of integers with 64 bits, or with operands of 64 bits, only sums are needed, for ranges of keys.
+base::IdVector<Linear> Lowering::linear_forms() const {
+  base::IdVector<char> whole(program_.size(), false);
+  for (ValueId id = 0; id < program_.size(); ++id) {
+    const Instr& instr = program_[id];
+    const bool adds = instr.op == Op::add || instr.op == Op::sub || instr.op == Op::neg;
+    whole[id] = !adds && (is_wide(id) || has_wide_operand(instr));
+  }
+  return scoring::linear_forms(program_, whole);
+}
+
 NodeId Lowering::in_64_bits(ValueId id) {
   if (wide_[id] != no_node) return wide_[id];
   const Node& node = nodes_[narrow_[id]];
@@ -53,10 +62,9 @@ NodeId Lowering::in_64_bits(ValueId id) {
                                                                     : nodes_.make(TapeOp::lengthen, narrow_[id]);
 }
 
-/// An integer with 64 bits, or with operands of 64 bits. Its linear form is kept only for ranges of keys.
+/// An integer with 64 bits, or with operands of 64 bits.
 NodeId Lowering::lower_wide(ValueId id) {
   const Instr& instr = program_[id];
-  const auto term = [&](std::size_t k) { return instr.arg[k] < 0 ? Linear{} : linear_[instr.arg[k]]; };
   switch (instr.op) {
     case Op::integer_const:
       return nodes_.integer64(instr.integer);
@@ -72,15 +80,9 @@ NodeId Lowering::lower_wide(ValueId id) {
         return nodes_.make(TapeOp::to_integer64_r, in_double ? wide_[instr.arg[0]] : plain(instr.arg[0]), no_node, no_node, in_double);
       }
       return in_64_bits(instr.arg[0]);
-    case Op::add:
-    case Op::sub:
-    case Op::neg:
-      if (const auto sum = scoring::sum_of(instr, term(0), term(1)); !sum->terms.empty() && scoring::is_small(*sum)) linear_[id] = *sum;
-      break;
     default:
-      break;
+      return elementwise(id, false);
   }
-  return elementwise(id, false);
 }
 
 /// The node of an operation: by default the step of its name.
@@ -100,11 +102,11 @@ NodeId Lowering::lower(ValueId id, bool wide) {
     case Op::kv_idx:
     case Op::seqlen_q:
     case Op::seqlen_kv:
-      return atom(id, symbol(id));
+      return symbol(id);
     case Op::read:
       return read(id, wide);
     case Op::integer_const:
-      return integer_sum(id);
+      return nodes_.integer(instr.integer);
     case Op::add:
     case Op::sub:
     case Op::neg:
@@ -131,12 +133,9 @@ NodeId Lowering::lower(ValueId id, bool wide) {
     case Op::to_float32:  // an integer that has become a float is one
       return !wide && !nodes_.source().f64 && program_[instr.arg[0]].op == Op::to_real ? plain(instr.arg[0]) : elementwise(id, wide);
     case Op::to_integer:
-      if (is_real(instr.arg[0])) return atom(id, discrete(id));
-      if (program_[instr.arg[0]].type == Type::boolean) return elementwise(id, false);
-      linear_[id] = linear_[instr.arg[0]];
-      return plain(instr.arg[0]);
+      if (is_real(instr.arg[0])) return discrete(id);
+      return program_[instr.arg[0]].type == Type::boolean ? elementwise(id, false) : plain(instr.arg[0]);
     case Op::to_int32:  // of what fits: itself
-      linear_[id] = linear_[instr.arg[0]];
       return plain(instr.arg[0]);
     case Op::to_boolean:
       if (is_real(instr.arg[0])) return discrete(id);
@@ -186,8 +185,7 @@ NodeId Lowering::elementwise(ValueId id, bool wide) {
   const auto op = static_cast<std::size_t>(instr.op);
   const int step = in_64 && operands == Type::integer ? tape_steps64[op] : tape_steps[op][static_cast<std::size_t>(operands)];
   if (in_64 && instr.type == Type::integer) return nodes_.make(static_cast<TapeOp>(step), arg[0], arg[1], arg[2]);
-  const NodeId node = nodes_.make(static_cast<TapeOp>(step), arg[0], arg[1], arg[2], wide && instr.type == Type::real);
-  return instr.type == Type::integer ? atom(id, node) : node;
+  return nodes_.make(static_cast<TapeOp>(step), arg[0], arg[1], arg[2], wide && instr.type == Type::real);
 }
 
 /// A step from reals to integers or booleans: in double if all its operands are, which they are unless they depend on the score.
@@ -221,7 +219,7 @@ NodeId Lowering::read(ValueId id, bool wide) {
     case Type::real:
       return nodes_.read(TapeOp::read_r, place, wide);
     case Type::integer:
-      return atom(id, nodes_.read(TapeOp::read_i, place, false));
+      return nodes_.read(TapeOp::read_i, place, false);
     case Type::boolean:
       break;
   }
@@ -230,24 +228,7 @@ NodeId Lowering::read(ValueId id, bool wide) {
 
 // ---- integers as sums ----
 
-/// An integer that is not a sum.
-NodeId Lowering::atom(ValueId id, NodeId node) {
-  const Op op = program_[id].op;
-  const ValueId first = op == Op::q_idx ? q_ : op == Op::kv_idx ? kv_ : id;
-  linear_[id].terms = {{first, 1}};
-  atoms_[first] = node;
-  return node;
-}
-
-NodeId Lowering::integer_sum(ValueId id) {
-  const Instr& instr = program_[id];
-  const auto term = [&](std::size_t k) { return instr.arg[k] < 0 ? Linear{} : linear_[instr.arg[k]]; };
-  constexpr std::size_t most_terms = 32;  // sums are made anew from their terms: a longer one would take quadratic time
-  const auto sum = scoring::sum_of(instr, term(0), term(1));
-  if (!sum || sum->terms.size() > most_terms) return elementwise(id, false);
-  linear_[id] = *sum;
-  return this->sum(*sum);
-}
+NodeId Lowering::integer_sum(ValueId id) { return linear_[id].of(id) != 0 ? elementwise(id, false) : sum(linear_[id]); }
 
 NodeId Lowering::plus(NodeId a, NodeId b) { return a == no_node ? b : b == no_node ? a : nodes_.make(TapeOp::add_i, a, b); }
 
@@ -275,17 +256,13 @@ NodeId Lowering::negated_sum64(const Linear& linear) {
 
 /// Sums by rank, so that ranks combine as late as possible; c (kv - q) is one diagonal term.
 Lowering::Sums Lowering::sums_by_rank(const Linear& linear) {
-  std::int64_t of_q = 0, of_kv = 0;
-  for (const Linear::Term& term : linear.terms) {
-    if (term.atom == q_) of_q = term.coefficient;
-    if (term.atom == kv_) of_kv = term.coefficient;
-  }
+  const std::int64_t of_q = linear.of(q_), of_kv = linear.of(kv_);
   const bool diagonal = nodes_.source().one_head && of_kv != 0 && of_kv == -of_q;
   Sums sums;
   if (diagonal) sums[Varies::diagonal] = multiple(nodes_.add({.op = TapeOp::distance, .rank = Varies::diagonal}), of_kv);
   for (const Linear::Term& term : linear.terms) {
     if (diagonal && (term.atom == q_ || term.atom == kv_)) continue;
-    const NodeId node = atoms_.at(term.atom);
+    const NodeId node = plain(term.atom);
     NodeId& of_rank = sums[nodes_[node].rank];
     of_rank = plus(of_rank, multiple(node, term.coefficient));
   }

@@ -2,7 +2,6 @@
 // Lowers one score program to tape nodes: precision, sums of integers by rank, constant factors.
 #include <array>
 #include <initializer_list>
-#include <map>
 
 #include "cpu/tape_nodes.h"
 #include "score/linear.h"
@@ -29,6 +28,7 @@ class Lowering {
 
   /// An integer as a linear sum, and the node of such a sum.
   const scoring::Linear& linear(scoring::ValueId id) const { return linear_[id]; }
+  std::vector<scoring::Linear> without_abs(const scoring::Linear& sum) const { return scoring::without_abs(program_, linear_, sum); }
   NodeId sum(const scoring::Linear& linear);
   NodeId plus(NodeId a, NodeId b);
   NodeId negated(NodeId a);
@@ -48,6 +48,7 @@ class Lowering {
 
   bool is_wide(ValueId id) const { return flags_.size() > 0 && flags_[id]; }
   bool has_wide_operand(const scoring::Instr& instr) const;
+  base::IdVector<scoring::Linear> linear_forms() const;
   NodeId in_64_bits(ValueId id);
   NodeId lower(ValueId id, bool wide);
   NodeId lower_wide(ValueId id);
@@ -58,7 +59,6 @@ class Lowering {
   NodeId read(ValueId id, bool wide);
   NodeId raw_score(double factor);
 
-  NodeId atom(ValueId id, NodeId node);
   NodeId integer_sum(ValueId id);
   NodeId multiple(NodeId a, std::int64_t factor);
   Sums sums_by_rank(const scoring::Linear& linear);
@@ -74,8 +74,7 @@ class Lowering {
   base::IdVector<char> flags_;            ///< which integers are wide, see IntegerWidths
   base::IdVector<scoring::Linear> linear_;
   base::IdVector<char> holds_score_;
-  std::map<ValueId, NodeId> atoms_;
-  ValueId q_ = -1, kv_ = -1;  ///< q_idx and kv_idx, the first of each
+  const ValueId q_, kv_;  ///< q_idx and kv_idx, or -1
 };
 
 }  // namespace foveal::cpu

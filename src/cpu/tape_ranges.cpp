@@ -70,12 +70,8 @@ std::optional<Ranges> RangeFinder::either(ValueId left, ValueId right) {
 
 /// The half-lines of c * kv_idx + rest (lt, le, eq) 0 with c = 1 or -1.
 bool RangeFinder::add_half_lines(Linear linear, Op op, bool in_64_bits, Ranges& out) {
-  std::int64_t of_kv = 0;
-  std::erase_if(linear.terms, [&](const Linear::Term& term) {
-    if (term.atom != lowering_.kv_idx()) return false;
-    of_kv = term.coefficient;
-    return true;
-  });
+  const std::int64_t of_kv = linear.of(lowering_.kv_idx());
+  linear = linear.without(lowering_.kv_idx());
   if (of_kv != 1 && of_kv != -1) return false;
   const bool inclusive = op != Op::lt;
   if (in_64_bits) {  // kv <= -rest, or kv >= rest
@@ -100,18 +96,10 @@ bool RangeFinder::add_half_lines(Linear linear, Op op, bool in_64_bits, Ranges& 
 std::optional<Ranges> RangeFinder::comparison(ValueId id) {
   const Instr& instr = lowering_[id];
   const bool in_64_bits = lowering_.is_rigid(id);
+  const Linear gap = scoring::combine(lowering_.linear(instr.arg[0]), lowering_.linear(instr.arg[1]), -1);
   Ranges out;
-  const Linear linear = scoring::combine(lowering_.linear(instr.arg[0]), lowering_.linear(instr.arg[1]), -1);
-  for (const Linear::Term& term : linear.terms) {  // |x| <= r is x <= r and -x <= r
-    if (lowering_[term.atom].op != Op::abs || term.coefficient != 1 || instr.op == Op::eq) continue;
-    Linear rest = linear;
-    std::erase_if(rest.terms, [&](const Linear::Term& t) { return t.atom == term.atom; });
-    const Linear& inside = lowering_.linear(lowering_[term.atom].arg[0]);
-    for (int sign : {1, -1})
-      if (!add_half_lines(scoring::combine(rest, inside, sign), instr.op, in_64_bits, out)) return std::nullopt;
-    return out;
-  }
-  if (!add_half_lines(linear, instr.op, in_64_bits, out)) return std::nullopt;
+  for (const Linear& sum : instr.op == Op::eq ? std::vector{gap} : lowering_.without_abs(gap))
+    if (!add_half_lines(sum, instr.op, in_64_bits, out)) return std::nullopt;
   return out;
 }
 

@@ -92,6 +92,8 @@ std::string key_of(const Problem& problem);
 
 /// The symbols of all pairs at which kernels may evaluate the score. Where lengths are unknown: of packed sequences, up to the total.
 scoring::Box box_of(const Problem& problem);
+/// Bounds of the values of one of its programs over these and all elements that the types of parameters can hold.
+base::IdVector<scoring::Interval> bounds_of(const Problem& problem, const scoring::Program& program);
 
 /// All tensors of a call, in the logical form of the Problem's specs.
 struct Buffers {

@@ -49,6 +49,12 @@ scoring::Box box_of(const Problem& p) {
   return box;
 }
 
+base::IdVector<scoring::Interval> bounds_of(const Problem& p, const scoring::Program& program) {
+  std::vector<scoring::Interval> ranges;
+  for (const ParamSpec& param : p.params) ranges.push_back(scoring::range_of(param.tensor.dtype));
+  return scoring::evaluate(program, box_of(p), scoring::WholeRanges(ranges));
+}
+
 void compile_score(Problem& p) {
   scoring::Request request{.score_mod = p.attention.score_mod, .mask = p.attention.mask, .params = {}, .wants_gradient = {}};
   request.backward = p.pass == Pass::backward;

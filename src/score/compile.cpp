@@ -4,10 +4,10 @@
 #include "base/check.h"
 #include "base/lru_cache.h"
 #include "score/derivative.h"
+#include "score/diagonals.h"
 #include "score/graph.h"
 #include "score/print.h"
 #include "score/program.h"
-#include "score/reduction.h"
 
 namespace foveal::scoring {
 namespace {
@@ -54,6 +54,24 @@ std::vector<ValueId> reads_in(const Graph& graph, ValueId value) {
   for (ValueId id = 0; id < needed.size(); ++id)
     if (needed[id] && graph[id].op == Op::read) reads.push_back(id);
   return reads;
+}
+
+/// symbol + constant
+bool is_shifted(const Graph& graph, ValueId id, Op symbol) {
+  const Linear sum = graph.linear(id);
+  return sum.terms.size() == 1 && sum.terms[0].coefficient == 1 && graph[sum.terms[0].atom].op == symbol;
+}
+
+/// TrainableRead::own_elements
+bool has_own_elements(const Graph& graph, const std::vector<ValueId>& index) {
+  int rows = 0, columns = 0;
+  for (const ValueId id : index) {
+    if (varies(graph.depends(id), false) == Varies::uniform) continue;
+    const bool row = is_shifted(graph, id, Op::q_idx), column = is_shifted(graph, id, Op::kv_idx);
+    if (!row && !column) return false;
+    rows += row, columns += column;
+  }
+  return rows == 1 && columns == 1;
 }
 
 class Compiler {
@@ -120,8 +138,9 @@ class Compiler {
       const ValueId factor = derivatives.by(read);
       if (factor == zero_tangent || cancels_along_kv(read, factor)) continue;
       param.gradient_is_zero = false;
-      TrainableRead trained{instr.param, instr.index, factor, classify_reduction(graph_, instr.index, diagonal)};
+      TrainableRead trained{instr.param, instr.index, factor, Varies::uniform, has_own_elements(graph_, instr.index)};
       for (ValueId index : instr.index) {
+        trained.over = join(trained.over, varies(graph_.depends(index), diagonal[index]));
         trained.reads_head |= graph_[index].op == Op::head;
         trained.reads_batch |= graph_[index].op == Op::batch;
       }

@@ -8,9 +8,9 @@
 #include <limits>
 
 #include "base/check.h"
+#include "score/diagonals.h"
 #include "score/node.h"
 #include "score/op_table.h"
-#include "score/reduction.h"
 
 namespace foveal::scoring {
 namespace {

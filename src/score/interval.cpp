@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 
+#include "score/conditions.h"
 #include "score/interval_rules.h"
 #include "score/op_table.h"
 
@@ -19,54 +20,12 @@ Linear difference(const base::IdVector<Linear>& forms, const Instr& comparison) 
   return combine(forms[comparison.arg[0]], forms[comparison.arg[1]], -1);
 }
 
-/// A linear form of position symbols only, which makes it comparable between programs.
-struct SymbolSum {
-  using Coefficients = std::array<std::int64_t, 6>;
-  Coefficients coefficients{};
-  std::int64_t constant = 0;
-};
-
-std::optional<SymbolSum> symbol_sum(const Program& program, const Linear& sum) {
-  SymbolSum result;
-  result.constant = sum.constant;
-  for (const Linear::Term& term : sum.terms) {
-    const Op symbol = program[term.atom].op;
-    if (!is_position(symbol)) return std::nullopt;
-    result.coefficients[static_cast<std::size_t>(symbol) - static_cast<std::size_t>(Op::batch)] = term.coefficient;
-  }
-  return result;
-}
-
-/// Sums that are <= 0 wherever the mask keeps a pair.
-std::vector<SymbolSum> facts_of(const Program& mask) {
-  std::vector<SymbolSum> facts;
-  if (mask.empty()) return facts;
-  const base::IdVector<Linear> forms = linear_forms(mask);
-  std::vector<ValueId> true_values{mask.outputs.front()};
-  while (!true_values.empty()) {
-    const Instr& instr = mask[true_values.back()];
-    true_values.pop_back();
-    if (instr.op == Op::logical_and) {
-      true_values.insert(true_values.end(), {instr.arg[0], instr.arg[1]});
-    } else if ((instr.op == Op::le || instr.op == Op::lt) && mask[instr.arg[0]].type == Type::integer) {
-      const Linear gap = difference(forms, instr);
-      if (std::optional<SymbolSum> fact = symbol_sum(mask, gap)) {
-        fact->constant += instr.op == Op::lt;
-        facts.push_back(*fact);
-      }
-    }
-  }
-  return facts;
-}
-
-/// Bounds of a sum from facts about the same terms or their negations.
-Interval bounds_from(const std::vector<SymbolSum>& facts, const SymbolSum& sum) {
+/// Bounds of a sum of symbols from sums that are <= 0: those of the same terms or their negations.
+Interval bounds_from(const std::vector<Linear>& facts, const Linear& sum) {
   Interval bounds = interval_rules::everything(Type::integer);
-  for (const SymbolSum& fact : facts) {
-    SymbolSum::Coefficients opposite = fact.coefficients;
-    for (std::int64_t& coefficient : opposite) coefficient = -coefficient;
-    if (fact.coefficients == sum.coefficients) bounds.high = std::min(bounds.high, static_cast<double>(sum.constant - fact.constant));
-    if (opposite == sum.coefficients) bounds.low = std::max(bounds.low, static_cast<double>(sum.constant + fact.constant));
+  for (const Linear& fact : facts) {
+    if (fact.same_terms(sum)) bounds.high = std::min(bounds.high, static_cast<double>(sum.constant - fact.constant));
+    if (negated(fact).same_terms(sum)) bounds.low = std::max(bounds.low, static_cast<double>(sum.constant + fact.constant));
   }
   return bounds;
 }
@@ -83,16 +42,16 @@ IntervalProgram::IntervalProgram(const Program& program, const Program& assumed)
     gap_of_[id] = static_cast<std::int32_t>(gaps_.size());
     gaps_.push_back(difference(forms, instr));
   }
-  const std::vector<SymbolSum> facts = facts_of(assumed);
+  const std::vector<Linear> facts = conditions_of(assumed).sums;
   if (facts.empty()) return;
   for (const Linear& gap : gaps_) {
-    const std::optional<SymbolSum> sum = symbol_sum(program, gap);
+    const std::optional<Linear> sum = in_symbols(program, gap);
     assumed_gaps_.push_back(sum ? bounds_from(facts, *sum) : Interval{-infinity, infinity});
   }
   assumed_.assign(program.size(), {-infinity, infinity});
   for (ValueId id = 0; id < program.size(); ++id) {
     if (program[id].type != Type::integer) continue;
-    if (const std::optional<SymbolSum> sum = symbol_sum(program, forms[id])) assumed_[id] = bounds_from(facts, *sum);
+    if (const std::optional<Linear> sum = in_symbols(program, forms[id])) assumed_[id] = bounds_from(facts, *sum);
   }
 }
 

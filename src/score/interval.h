@@ -31,6 +31,16 @@ class ReadRanges {
   virtual Interval range(std::int32_t param, std::span<const Interval> index) const;
 };
 
+/// One range for each parameter, whatever the indices.
+class WholeRanges : public ReadRanges {
+ public:
+  explicit WholeRanges(std::span<const Interval> ranges) : ranges_(ranges) {}
+  Interval range(std::int32_t param, std::span<const Interval>) const override { return ranges_[static_cast<std::size_t>(param)]; }
+
+ private:
+  std::span<const Interval> ranges_;
+};
+
 /// Bounds from the data of CPU tensors: minima and maxima over a box of indices, found through a hierarchy of blocks of the last two
 /// dimensions that is built in O(size) at the first query of a parameter. Parameters without data on the CPU stay unknown. The tensors must
 /// outlive it unchanged. All memory comes from `memory`.

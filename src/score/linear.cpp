@@ -25,6 +25,17 @@ bool Linear::same_terms(const Linear& other) const {
   return true;
 }
 
+std::int64_t Linear::of(ValueId atom) const {
+  const auto term = std::find_if(terms.begin(), terms.end(), [atom](const Term& t) { return t.atom == atom; });
+  return term == terms.end() ? 0 : term->coefficient;
+}
+
+Linear Linear::without(ValueId atom) const {
+  Linear rest = *this;
+  std::erase_if(rest.terms, [atom](const Term& term) { return term.atom == atom; });
+  return rest;
+}
+
 Linear combine(const Linear& a, const Linear& b, std::int64_t scale) {
   Linear total;
   total.constant = sum(a.constant, scale, b.constant);
@@ -66,16 +77,38 @@ std::optional<Linear> sum_of(const Instr& instr, const Linear& a, const Linear& 
   }
 }
 
-base::IdVector<Linear> linear_forms(const Program& program) {
+base::IdVector<Linear> linear_forms(const Program& program, const base::IdVector<char>& whole) {
   base::IdVector<Linear> forms(program.size());
   const auto of = [&](ValueId id) { return id < 0 ? Linear{} : forms[id]; };
   for (ValueId id = 0; id < program.size(); ++id) {
     const Instr& instr = program[id];
     if (instr.type != Type::integer) continue;
-    const auto sum = sum_of(instr, of(instr.arg[0]), of(instr.arg[1]));
+    const bool is_whole = whole.size() > 0 && whole[id];
+    const auto sum = is_whole ? std::nullopt : sum_of(instr, of(instr.arg[0]), of(instr.arg[1]));
     forms[id] = sum && is_small(*sum) ? *sum : Linear{{{id, 1}}, 0};
   }
   return forms;
+}
+
+std::optional<Linear> in_symbols(const Program& program, const Linear& sum) {
+  Linear symbols = sum;
+  for (Linear::Term& term : symbols.terms) {
+    const Op op = program[term.atom].op;
+    if (!is_position(op)) return std::nullopt;
+    term.atom = static_cast<ValueId>(op);
+  }
+  std::ranges::sort(symbols.terms, {}, &Linear::Term::atom);
+  return symbols;
+}
+
+std::vector<Linear> without_abs(const Program& program, const base::IdVector<Linear>& forms, const Linear& sum) {
+  for (const Linear::Term& term : sum.terms) {
+    if (program[term.atom].op != Op::abs || term.coefficient != 1) continue;
+    const Linear rest = sum.without(term.atom);
+    const Linear& inside = forms[program[term.atom].arg[0]];
+    return {combine(rest, inside, 1), combine(rest, inside, -1)};
+  }
+  return {sum};
 }
 
 bool is_within(const Linear& a, std::size_t terms, std::int64_t magnitude) {

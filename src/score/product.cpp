@@ -33,8 +33,6 @@ Product Products::of_operand(ValueId id) const {
   return product;
 }
 
-bool Products::is_uniform(ValueId id) const { return varies(program_, id) == Varies::uniform; }
-
 bool Products::is_score(const Product& product) const { return product.rest.size() == 1 && program_[product.rest[0]].op == Op::score; }
 
 void Products::multiply(Product& product, ValueId id, bool whole) const {
@@ -42,15 +40,15 @@ void Products::multiply(Product& product, ValueId id, bool whole) const {
   const auto [a, b, unused] = instr.arg;
   const bool divides = instr.op == Op::div, multiplies = instr.op == Op::mul && instr.type == Type::real;
   // NOLINTNEXTLINE(bugprone-branch-clone): the order of the branches matters
-  if (!regroups_ || decides_[id] || is_uniform(id) || (known_[id] && !whole)) {
+  if (!regroups_ || decides_[id] || is_uniform(program_, id) || (known_[id] && !whole)) {
     product.rest.push_back(id);
   } else if (instr.type == Type::real && instr.op == Op::neg) {
     product.constant = -product.constant;
     multiply(product, a);
-  } else if (multiplies && is_uniform(a)) {
+  } else if (multiplies && is_uniform(program_, a)) {
     multiply_uniform(product, a, false);
     multiply(product, b);
-  } else if ((multiplies || divides) && is_uniform(b)) {
+  } else if ((multiplies || divides) && is_uniform(program_, b)) {
     multiply_uniform(product, b, divides);
     multiply(product, a);
   } else if (multiplies && (of(a).has_uniform_factor() || of(b).has_uniform_factor())) {

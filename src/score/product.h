@@ -34,11 +34,11 @@ class Products {
   /// As a factor or summand of another value: whole if it is known.
   Product of_operand(ValueId id) const;
 
+  const Program& program() const { return program_; }
   bool regroups() const { return regroups_; }
   bool is_known(ValueId id) const { return known_[id]; }
   /// Is it a real that decides something discrete (discrete.h), or part of one?
   bool decides(ValueId id) const { return decides_[id]; }
-  bool is_uniform(ValueId id) const;
   /// Is the rest the raw score?
   bool is_score(const Product& product) const;
 

@@ -10,6 +10,7 @@
 #include "base/id_vector.h"
 #include "foveal/score.h"
 #include "score/ops.h"
+#include "score/varies.h"
 
 namespace foveal::scoring {
 
@@ -45,6 +46,11 @@ struct Program {
   std::vector<bool> along_diagonals;  ///< per instruction: does not depend on the score, and on positions only through q_idx - kv_idx
   bool empty() const { return outputs.empty(); }
   ValueId size() const { return static_cast<ValueId>(code.size()); }
+  /// The value of a symbol, which has one at most; -1 without it.
+  ValueId symbol(Op op) const {
+    const auto at = std::find_if(code.begin(), code.end(), [op](const Instr& instr) { return instr.op == op; });
+    return at == code.end() ? -1 : static_cast<ValueId>(at - code.begin());
+  }
   /// Whether any value is computed by this operation.
   bool uses(Op op) const {
     return std::any_of(code.begin(), code.end(), [op](const Instr& instr) { return instr.op == op; });
@@ -71,25 +77,20 @@ base::IdVector<char> ancestors(const Code& code, const std::vector<ValueId>& val
   return ancestors(code, values, [](ValueId) { return true; });
 }
 
-/// How the gradient of a parameter is reduced, by the indices of a read. `scatter` is the general case.
-enum class Reduction : std::uint8_t {
-  uniform,   ///< indices depend on batch and head only: sum over the whole tile
-  row,       ///< ... and on q only: sum along kv
-  column,    ///< ... and on kv only: sum along q
-  diagonal,  ///< ... and on (q - kv) only (any function of it): sum along diagonals, then an ordered scatter
-  element,   ///< one index is q_idx + const, another kv_idx + const, the rest uniform: one address per pair
-  scatter,
-};
-const char* to_string(Reduction reduction);
-
 /// A read of a trained parameter in the score_mod. Its contribution: dparam[index] += d(modified score) * factor.
 struct TrainableRead {
   std::int32_t param;          ///< position in ScoreProgram::params
   std::vector<ValueId> index;  ///< values of the backward program, integer, one per dimension
   ValueId factor;              ///< value of the backward program, real: d score_mod / d read
-  Reduction reduction;
+  Varies over;                 ///< its element: terms of pairs that share one are summed first
+  /// Of one that varies over pairs: one index is q_idx + const, another kv_idx + const, the rest uniform, so that no two pairs of a batch
+  /// entry and head share an element. Others are scattered.
+  bool own_elements = false;
   bool reads_head = false;   ///< one index is exactly `head`: different heads write different elements
   bool reads_batch = false;  ///< the same for `batch`
+
+  /// "uniform", "row", "column", "diagonal", "element" or "scatter": how its gradient is reduced.
+  const char* kind() const { return over != Varies::pair ? to_string(over) : own_elements ? "element" : "scatter"; }
 };
 
 struct ParamInfo {

@@ -1,8 +1,11 @@
 #include "score/varies.h"
 
+#include "base/enum_name.h"
 #include "score/program.h"
 
 namespace foveal::scoring {
+
+const char* to_string(Varies varies) { return base::enum_name(varies, {"uniform", "row", "column", "diagonal", "pair"}); }
 
 Varies varies(std::uint8_t depends, bool along_diagonals) {
   if (depends & depends_score) return Varies::pair;

@@ -14,11 +14,14 @@ enum class Varies : std::uint8_t {
   pair,      ///< with the pair, or with the score
 };
 
+const char* to_string(Varies varies);
+
 /// Of a value that is computed from two others.
 constexpr Varies join(Varies a, Varies b) { return a == b || b == Varies::uniform ? a : a == Varies::uniform ? b : Varies::pair; }
 
 /// along_diagonals: as in Program.
 Varies varies(std::uint8_t depends, bool along_diagonals);
 Varies varies(const Program& program, std::int32_t value);
+inline bool is_uniform(const Program& program, std::int32_t value) { return varies(program, value) == Varies::uniform; }
 
 }  // namespace foveal::scoring

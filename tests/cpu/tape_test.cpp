@@ -630,6 +630,17 @@ TEST(ParamGradPlans, SayHowEachReadIsSummed) {
   EXPECT_EQ(explanation.details, expected);
 }
 
+/// Ranks of the tape follow from its steps: they must be those that the score compiler found.
+TEST(ParamGradPlans, SumTermsAsTheReadVaries) {
+  for (const catalogue::Row& row : catalogue::learnable) {
+    const problem::CaseData data(problem::parse_line(std::string("backward f32 ") + row.text));
+    const problem::Problem problem = problem_of(data);
+    const Tape tape(problem, "scalar");
+    for (std::size_t r = 0; r < problem.score->reads.size(); ++r)
+      EXPECT_EQ(tape.sums_of_reads(true)[r], problem.score->reads[r].over) << row.name;
+  }
+}
+
 TEST(ParamGradPlans, ShareWhatPartitionsDoNotShare) {
   const auto plan_of = [](const std::string& text, std::int64_t splits) {
     const problem::CaseData data(problem::parse_line("backward f32 grads=none " + text));

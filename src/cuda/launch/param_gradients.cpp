@@ -34,7 +34,7 @@ ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, 
     if (gradient.storage == GradientStorage::zero) text_ += " zero";
     if (static_cast<int>(i) == p.sink) text_ += " uniform";
     for (const scoring::TrainableRead& read : p.score->reads)
-      if (read.param == static_cast<std::int32_t>(i)) text_ += base::join(" ", to_string(read.reduction));
+      if (read.param == static_cast<std::int32_t>(i)) text_ += base::join(" ", read.kind());
     gradients_.push_back(std::move(gradient));
   }
 }

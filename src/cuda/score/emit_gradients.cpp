@@ -16,24 +16,21 @@ std::string device::value_text(ReadKind kind) {
 namespace cuda {
 namespace {
 
-using scoring::Reduction;
-
-device::ReadKind kind_of(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::uniform:
+device::ReadKind kind_of(const PlannedRead& read) {
+  if (read.has_own_kernel()) return device::kElement;  // not stored: it is left alone
+  switch (read.facts.over) {
+    case Varies::uniform:
       return device::kUniform;
-    case Reduction::row:
+    case Varies::row:
       return device::kRow;
-    case Reduction::column:
+    case Varies::column:
       return device::kColumn;
-    case Reduction::diagonal:
+    case Varies::diagonal:
       return device::kDiagonal;
-    case Reduction::element:
-      return device::kElement;
-    case Reduction::scatter:
-      return device::kScatter;
+    case Varies::pair:
+      break;
   }
-  return device::kScatter;
+  return read.facts.scatters() ? device::kScatter : device::kElement;
 }
 
 /// What a kernel needs that sums the reads of a table for each query.
@@ -109,7 +106,7 @@ std::string emit_read_functions(const Problem& p, const Given& given, std::vecto
 std::vector<device::ReadTraits> read_traits(const Problem& p, const Ahead& ahead, const std::vector<PlannedRead>& planned,
                                             const FiniteFactors& finite) {
   const Program& program = p.score->backward;
-  const base::IdVector<Interval> bounds = bounds_of(program, p);
+  const base::IdVector<Interval> bounds = problem::bounds_of(p, program);
   const auto is_finite = [&](ValueId value) {
     const Interval& factor = bounds[value];
     constexpr double most = 1e30;  // of fp32
@@ -126,7 +123,7 @@ std::vector<device::ReadTraits> read_traits(const Problem& p, const Ahead& ahead
         if (program.depends_on(read.index[d], symbol)) found = static_cast<int>(d);
       return found;
     };
-    traits.push_back({.kind = kind_of(planned[r].has_own_kernel() ? Reduction::element : facts.kind),  // not stored: it is left alone
+    traits.push_back({.kind = kind_of(planned[r]),
                       .param = read.param,
                       .rank = static_cast<int>(read.index.size()),
                       .row_dim = dimension(scoring::depends_q),

@@ -63,7 +63,7 @@ std::string emit_tables(const Problem& p, const Program& program, const std::vec
   const auto of_rows = [&](std::size_t t, bool padded) {  // entries of the last dimension that differs between pairs
     const auto& index = instr(t).index;
     std::size_t last = 0;
-    for (std::size_t d = 0; d < index.size(); ++d) last = is_pair_dimension(program, index[d]) ? d : last;
+    for (std::size_t d = 0; d < index.size(); ++d) last = scoring::is_uniform(program, index[d]) ? last : d;
     const std::int64_t size = p.param(instr(t).param).param.shape()[last];
     return static_cast<int>(padded ? table_row_entries(p, index, last, size) : size);
   };
@@ -86,7 +86,7 @@ std::string emit_tables(const Problem& p, const Program& program, const std::vec
     std::vector<ValueId> needed;
     std::string body;
     for (std::size_t d = 0; d < instr(t).index.size(); ++d) {
-      if (is_pair_dimension(program, instr(t).index[d])) continue;
+      if (!scoring::is_uniform(program, instr(t).index[d])) continue;
       needed.push_back(instr(t).index[d]);
       body += base::join("  index[", d, "] = ", writer.index_text(instr(t), d), ";\n");
     }

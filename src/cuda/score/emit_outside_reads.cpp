@@ -16,7 +16,7 @@ struct LooseIndex {
 std::vector<LooseIndex> loose_indices(const Problem& p, const Program& program) {
   std::vector<LooseIndex> loose;
   if (program.empty()) return loose;
-  const base::IdVector<Interval> bounds = bounds_of(program, p);
+  const base::IdVector<Interval> bounds = problem::bounds_of(p, program);
   for (const Instr& instr : program.code) {
     if (instr.op != Op::read) continue;
     const auto& shape = p.param(instr.param).param.shape();

@@ -59,7 +59,7 @@ inline constexpr const char* head_signature = "(const Score& score, const Positi
 /// Bitmask of the dimensions whose index differs between pairs.
 inline int pair_dimensions(const Program& program, const std::vector<ValueId>& index) {
   int dimensions = 0;
-  for (std::size_t d = 0; d < index.size(); ++d) dimensions |= is_pair_dimension(program, index[d]) ? 1 << d : 0;
+  for (std::size_t d = 0; d < index.size(); ++d) dimensions |= scoring::is_uniform(program, index[d]) ? 0 : 1 << d;
   return dimensions;
 }
 

@@ -35,7 +35,7 @@ struct PlannedRead {
   /// Its terms are known only together with the probability, and stay in registers.
   bool is_early() const { return has_terms() && facts.early; }
   /// Other warps sum its terms along lines of a tile.
-  bool is_staged() const { return has_terms() && (facts.kind == scoring::Reduction::row || facts.kind == scoring::Reduction::diagonal); }
+  bool is_staged() const { return has_terms() && (facts.over == scoring::Varies::row || facts.over == scoring::Varies::diagonal); }
   std::string text() const;  ///< "bins in backward_sm90: ..."
 };
 

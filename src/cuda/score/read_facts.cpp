@@ -5,12 +5,10 @@
 
 #include "cuda/device/layout/agreed.cuh"
 #include "cuda/score/score_forms.h"
-#include "score/bounds.h"
 
 namespace foveal::cuda {
 namespace {
 
-using scoring::Reduction;
 using scoring::TrainableRead;
 
 class Analysis {
@@ -26,7 +24,7 @@ class Analysis {
     for (const TrainableRead& read : p_.score->reads) {
       if (read.param != static_cast<std::int32_t>(param)) continue;
       ++found;
-      elements = elements && read.reduction == Reduction::element && stays_inside(read);
+      elements = elements && read.own_elements && forms_.is_inside(read);
       owned = owned && (read.reads_head || p_.heads_q == 1) && (read.reads_batch || p_.batch == 1);
     }
     if (!elements) return GradientStorage::exact_sums;
@@ -37,15 +35,14 @@ class Analysis {
     ReadFacts facts{};
     facts.param = static_cast<std::size_t>(read.param);
     facts.storage = storage(facts.param);
-    const bool summed = read.reduction == Reduction::element && facts.storage == GradientStorage::exact_sums;
-    facts.kind = summed ? Reduction::scatter : read.reduction;
+    facts.over = read.over;
     facts.follows_from_dk = follows_from_dk(read);
     facts.factor_of_score = of_score(read.factor);
     facts.index_of_score = std::any_of(read.index.begin(), read.index.end(), [&](ValueId index) { return of_score(index); });
     facts.early = of_score(p_.score->dscore) || (facts.factor_of_score && !facts.follows_from_dk);
-    facts.elements = facts.kind == Reduction::scatter ? elements_of_pairs(read) : 0;
+    facts.elements = facts.scatters() ? forms_.elements(read) : 0;
     facts.lie_together = facts.elements > 0 && (is_led_by_key(read) || (facts.elements <= 32 * p_.seqlen_kv && sums_of_positions(read)));
-    facts.covers = read.reduction == Reduction::element && covers(read);
+    facts.covers = read.own_elements && forms_.covers(read);
     return facts;
   }
 
@@ -63,67 +60,17 @@ class Analysis {
     const double rows = p_.varlen ? static_cast<double>(p_.total_q) : batch * size_of(Op::q_idx);
     double pairs = rows * heads * size_of(Op::kv_idx);
     double of_lines = lines * heads * tiles(p_.seqlen_kv) * (p_.varlen ? tiles(p_.total_q) + batch : batch * tiles(p_.seqlen_q));
-    for (const Op position : own_positions(read)) {
+    for (const Op position : forms_.own_positions(read)) {
       const bool of_sequence = position == Op::batch || position == Op::q_idx;
       if (p_.varlen && of_sequence) continue;  // sequences differ in length
       pairs /= size_of(position);
       if (position == Op::batch || position == Op::head) of_lines /= size_of(position);
     }
-    const bool each_pair = read.reduction == Reduction::scatter || read.reduction == Reduction::element;
-    return each_pair ? pairs : std::min(pairs, of_lines);
+    return read.over == Varies::pair ? pairs : std::min(pairs, of_lines);
   }
 
  private:
   bool of_score(ValueId value) const { return program_.depends_on(value, scoring::depends_score); }
-
-  std::int64_t size(const TrainableRead& read, std::size_t dimension) const { return p_.param(read.param).param.shape()[dimension]; }
-  const Interval& bounds(const TrainableRead& read, std::size_t dimension) const { return forms_.bounds(read.index[dimension]); }
-
-  /// No index is clamped, so that different pairs touch different elements.
-  bool stays_inside(const TrainableRead& read) const {
-    for (std::size_t d = 0; d < read.index.size(); ++d)
-      if (!scoring::is_inside(bounds(read, d), size(read, d))) return false;
-    return true;
-  }
-
-  /// Positions such that pairs which differ in these alone touch different elements.
-  std::vector<Op> own_positions(const TrainableRead& read) const {
-    std::vector<Op> own;
-    const auto has = [&](Op position) { return std::find(own.begin(), own.end(), position) != own.end(); };
-    const auto inside = [&](std::size_t d) { return scoring::is_inside(bounds(read, d), size(read, d)); };
-    for (std::size_t d = 0; d < read.index.size(); ++d) {
-      const Op op = program_[read.index[d]].op;
-      const bool position = op == Op::batch || op == Op::head || op == Op::q_idx || op == Op::kv_idx;
-      if (position && inside(d) && !has(op)) own.push_back(op);
-    }
-    for (std::size_t d = 0; d < read.index.size(); ++d) {
-      for (const Op position : {Op::q_idx, Op::kv_idx}) {
-        if (has(position) || !inside(d) || !forms_.steps_with(read.index[d], position)) continue;
-        own.push_back(position);
-        return own;  // a second one might cancel it
-      }
-    }
-    return own;
-  }
-
-  bool covers(const TrainableRead& read) const {
-    unsigned seen = 0;
-    for (std::size_t d = 0; d < read.index.size(); ++d) {
-      const unsigned depends = program_.depends_of(read.index[d]);
-      const bool all = bounds(read, d).low == 0 && bounds(read, d).high == static_cast<double>(size(read, d) - 1);
-      if (!all || (depends & seen)) return false;
-      seen |= depends;
-    }
-    return true;
-  }
-
-  std::int64_t elements_of_pairs(const TrainableRead& read) const {
-    constexpr std::int64_t most = std::int64_t{1} << 30;
-    std::int64_t elements = 1;
-    for (std::size_t d = 0; d < read.index.size(); ++d)
-      if (is_pair_dimension(program_, read.index[d])) elements = std::min(most, elements * size(read, d));
-    return elements;
-  }
 
   /// The key's position comes first among the dimensions of pairs: the elements of a tile's keys
   /// stand together, whatever the other indices are.
@@ -131,9 +78,9 @@ class Analysis {
     constexpr std::int64_t keys = 128, most = ReadLimits::most_in_window;  // of a tile; of a window of bins
     std::int64_t of_key = 0;                                               // elements
     for (std::size_t d = 0; d < read.index.size(); ++d) {
-      if (!is_pair_dimension(program_, read.index[d])) continue;
+      if (forms_.is_uniform(read.index[d])) continue;
       if (of_key == 0 && program_[read.index[d]].op != Op::kv_idx) return false;
-      of_key = of_key == 0 ? 1 : std::min(most, of_key * size(read, d));
+      of_key = of_key == 0 ? 1 : std::min(most, of_key * forms_.size(read, d));
     }
     return of_key > 0 && of_key * keys <= most;
   }
@@ -143,14 +90,14 @@ class Analysis {
     const auto needed = scoring::ancestors(program_, read.index);
     for (ValueId id = 0; id < needed.size(); ++id)
       if (needed[id] && program_[id].op == Op::read) return false;
-    return forms_.is_element_of_lines({.param = read.param, .index = read.index});
+    return forms_.is_element_of_lines(read);
   }
 
   bool follows_from_dk(const TrainableRead& read) const {
-    if (read.reduction != Reduction::uniform || !forms_.is_scaled_score(read.factor)) return false;
+    if (read.over != Varies::uniform || !forms_.is_scaled_score(read.factor)) return false;
     const bool grouped = p_.heads_q != p_.heads_kv;  // dk is the sum over a group of query heads
     const auto differs = [&](ValueId value) {
-      return is_pair_dimension(program_, value) || (grouped && program_.depends_on(value, scoring::depends_head));
+      return !forms_.is_uniform(value) || (grouped && program_.depends_on(value, scoring::depends_head));
     };
     return std::none_of(read.index.begin(), read.index.end(), differs) && !differs(p_.score->dscore) &&
            !(grouped && program_.depends_on(read.factor, scoring::depends_head));
@@ -184,7 +131,7 @@ ExactSums exact_sums(const Problem& p) {
     for (const TrainableRead& read : p.score->reads) {
       if (read.param != static_cast<std::int32_t>(i)) continue;
       terms += analysis.terms(read);
-      sums.scatters = sums.scatters || read.reduction == Reduction::scatter;
+      sums.scatters = sums.scatters || (read.over == Varies::pair && !read.own_elements);
     }
     sums.most_terms = std::max(sums.most_terms, terms);
   }

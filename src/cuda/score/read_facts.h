@@ -41,7 +41,7 @@ struct ReadLimits {
 struct ReadFacts {
   std::size_t param;
   GradientStorage storage;
-  scoring::Reduction kind;  ///< the read's reduction; scatter also where one element per pair goes to exact sums
+  scoring::Varies over;  ///< its elements, as of TrainableRead
   /// The gradient is the sum of k . dk over keys, as for score * t[head]: the sum over pairs of dS_ij (q_i . k_j) is the sum over keys of
   /// k_j . (sum over queries of dS_ij q_i), and pairs need no terms.
   bool follows_from_dk;
@@ -54,6 +54,8 @@ struct ReadFacts {
   bool lie_together;
   bool covers;  ///< the pairs of each batch and head touch every element of the parameter exactly once
 
+  /// Each pair may add a term to any element.
+  bool scatters() const { return over == scoring::Varies::pair && storage == GradientStorage::exact_sums; }
   bool is_added() const { return storage == GradientStorage::added; }
 };
 /// How many reads have terms that other warps sum along lines of a tile.

@@ -13,7 +13,7 @@ std::optional<RowRead> row_read(const Problem& p, int number) {
   const Program& program = p.score->backward;
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
   const std::vector<std::int64_t> shape = p.param(read.param).param.shape();
-  const base::IdVector<Interval> bounds = bounds_of(program, p);
+  const base::IdVector<Interval> bounds = problem::bounds_of(p, program);
   bool of_row = false, own_row = false, inside = true;
   std::int64_t entries = 1;
   unsigned dims = 0;

@@ -58,8 +58,9 @@ struct Offsets {
         table_is_scaled(ahead.tables.size(), false) {
     const auto sum = writer.forms().sum_with_score(result);
     if (!sum) return;
-    in_scores = first || columns || (ahead.raw_offsets && sum->is_long && sum->gain_is_plain);
-    if (sum->is_long && !in_scores) return;
+    const bool long_sum = writer.forms().is_long(*sum);
+    in_scores = first || columns || (ahead.raw_offsets && long_sum && sum->gain_is_plain());
+    if (long_sum && !in_scores) return;
     const Writer::Hoisted of_score = writer.gain_of(*sum);
     gain = writer.body(of_score.uniform_needs) + base::join("  return ", of_score.uniform, ";\n");
     for (const ScoreSum::Offset& offset : sum->offsets) add(writer, offset, of_score.uniform, ahead);

@@ -1,28 +1,13 @@
 #include "cuda/score/score_facts.h"
 
 #include <algorithm>
-#include <span>
 
 #include "cuda/score/score_forms.h"
-#include "score/bounds.h"
 #include "score/discrete.h"
-#include "score/evaluate.h"
 #include "score/op_table.h"
 
 namespace foveal::cuda {
 namespace {
-
-/// What the type of a parameter's tensor says about its values.
-class TypeRanges : public scoring::ReadRanges {
- public:
-  explicit TypeRanges(const Problem& problem) : problem_(problem) {}
-  Interval range(std::int32_t param, std::span<const Interval>) const override {
-    return scoring::range_of(problem_.param(param).tensor.dtype);
-  }
-
- private:
-  const Problem& problem_;
-};
 
 bool result_depends_on_head(const Program& program) { return program.depends_on(program.outputs[0], scoring::depends_head); }
 
@@ -33,10 +18,6 @@ bool is_pair_read(const Program& program, ValueId id) {
 }
 
 }  // namespace
-
-base::IdVector<Interval> bounds_of(const Program& program, const Problem& p) {
-  return scoring::evaluate(program, problem::box_of(p), TypeRanges(p));
-}
 
 bool evaluates_special_functions(const Problem& p) {
   const Program& program = p.score->forward;
@@ -80,32 +61,9 @@ bool reads_pairs(const Problem& p, std::uint8_t ignored, const std::vector<PairT
 
 bool sequences_share_pairs(const Problem& p) { return p.batch > 1 && reads_pairs(p, scoring::depends_batch); }
 
-std::vector<PairTile> find_pair_tiles(const ScoreForms& forms) {
-  std::vector<PairTile> tiles;
-  for (ValueId id = 0; id < forms.program().size() && tiles.size() < max_pair_tiles; ++id)
-    if (auto tile = forms.tile_of(id, {})) tiles.push_back(*std::move(tile));
-  return tiles;
-}
-
-std::vector<PairTile> find_transposed_pair_tiles(const ScoreForms& forms) {
-  const Program& program = forms.program();
-  const auto columns = scoring::column_forms(program, forms.problem().attention.kv_offset);
-  std::vector<PairTile> tiles;
-  for (ValueId id = 0; id < program.size() && tiles.size() < max_pair_tiles; ++id) {
-    auto tile = forms.tile_of(id, {.transposed = true});
-    if (!tile) tile = forms.tile_of(id, {.transposed = true, .stairs = true});
-    if (!tile) continue;
-    const scoring::ColumnForm& form = columns[program[id].index[static_cast<std::size_t>(tile->column)]];
-    if (tile->wraps && form.repeats) tile->keys = scoring::ColumnForm::period;
-    tile->same = tile->stairs && form.run >= 16;
-    tiles.push_back(*std::move(tile));
-  }
-  return tiles;
-}
-
 std::int64_t table_row_entries(const Problem& p, const std::vector<ValueId>& index, std::size_t dimension, std::int64_t size) {
   const Program& program = program_of(p);
-  const auto differs = [&](ValueId id) { return is_pair_dimension(program, id); };
+  const auto differs = [&](ValueId id) { return !scoring::is_uniform(program, id); };
   const auto place = index.begin() + static_cast<std::ptrdiff_t>(dimension);
   const bool last = std::none_of(place + 1, index.end(), differs), only = std::none_of(index.begin(), place, differs);
   const Instr& at = program[index[dimension]];
@@ -127,7 +85,7 @@ std::vector<ReadTable> find_read_tables(const Problem& p, const std::vector<Pair
     const auto& shape = p.param(instr.param).param.shape();
     std::int64_t elements = 1, entries = 1;
     for (std::size_t d = 0; d < instr.index.size() && elements <= most; ++d) {
-      if (!is_pair_dimension(program, instr.index[d])) continue;
+      if (scoring::is_uniform(program, instr.index[d])) continue;
       elements *= shape[d];
       entries *= table_row_entries(p, instr.index, d, shape[d]);
     }
@@ -147,7 +105,7 @@ bool is_softcap(const ScoreForms& forms) {
 
 bool is_sum(const ScoreForms& forms) {
   const auto sum = forms.sum_with_score(forms.program().outputs[0]);
-  return sum && !sum->is_long;
+  return sum && !forms.is_long(*sum);
 }
 
 bool offsets_come_first(const ScoreForms& forms, const std::vector<PairTile>& tiles, const std::vector<ReadTable>& tables) {
@@ -168,7 +126,7 @@ bool offsets_come_first(const ScoreForms& forms, const std::vector<PairTile>& ti
     if (of_pairs && std::none_of(tiles.begin(), tiles.end(), is) && std::none_of(tables.begin(), tables.end(), is)) return false;
   }
   const auto sum = forms.sum_with_score(program.outputs[0]);
-  return sum && sum->gain_is_plain;
+  return sum && sum->gain_is_plain();
 }
 
 int offsets_as_columns(const Problem& p, const LineValues& lines) {
@@ -176,7 +134,7 @@ int offsets_as_columns(const Problem& p, const LineValues& lines) {
                         most = 5;  // one costs less as an instruction; more take as much of the tensor cores as half of head dim 64
   if (p.pass != Pass::forward || !p.has_score_mod()) return 0;
   const auto sum = ScoreForms(p, p.score->forward, {.lines = lines}).sum_with_score(p.score->forward.outputs[0]);
-  if (!sum || !sum->gain_is_plain || sum->offsets.size() < least || sum->offsets.size() > most) return 0;
+  if (!sum || !sum->gain_is_plain() || sum->offsets.size() < least || sum->offsets.size() > most) return 0;
   for (const auto& offset : sum->offsets)
     if (std::find(lines.walk.begin(), lines.walk.end(), offset.column) == lines.walk.end()) return 0;
   return static_cast<int>(sum->offsets.size());
@@ -208,7 +166,7 @@ bool is_long(const Problem& p) {
   const Program& program = program_of(p);
   int instructions = 0;
   for (ValueId id = 0; id < program.size(); ++id)
-    if (scoring::varies(program, id) != Varies::uniform) instructions += scoring::row(program[id].op).gpu.instructions;
+    if (!scoring::is_uniform(program, id)) instructions += scoring::row(program[id].op).gpu.instructions;
   return instructions > limit;
 }
 

@@ -4,8 +4,6 @@
 
 #include "cuda/score/score_lines.h"
 #include "problem/problem.h"
-#include "score/interval.h"
-#include "score/varies.h"
 
 namespace foveal::cuda {
 
@@ -15,12 +13,6 @@ class ScoreForms;  // score_forms.h
 inline const scoring::Program& program_of(const problem::Problem& p) {
   return p.pass == Pass::forward ? p.score->forward : p.score->backward;
 }
-/// Does an index vary over the pairs of one batch and head?
-inline bool is_pair_dimension(const scoring::Program& program, scoring::ValueId index) {
-  return scoring::varies(program, index) != scoring::Varies::uniform;
-}
-/// Bounds of each value of a program, over all pairs and all values that the dtypes of parameters can hold.
-base::IdVector<scoring::Interval> bounds_of(const scoring::Program& program, const problem::Problem& p);
 
 /// A read of one element per pair that TMA can load as tiles. Neighbouring keys read contiguous elements of aligned rows. One index is kv
 /// plus a constant that starts the box at a multiple of 16 bytes (at least within each chunk of 128 bytes), one is q plus a constant, both

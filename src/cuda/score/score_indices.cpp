@@ -20,7 +20,7 @@ std::string Writer::element_text(const Instr& instr, bool padded) const {
   if (const auto lines = element_by_lines(instr, padded)) return text_of(*lines);
   std::string element;
   for (std::size_t d = 0; d < instr.index.size(); ++d) {
-    if (!is_pair_dimension(program(), instr.index[d])) continue;
+    if (forms_.is_uniform(instr.index[d])) continue;
     const bool inside = padded && scoring::is_inside(forms_.bounds(instr.index[d]), forms_.entries_of(instr, d, true));
     const std::string index = inside ? base::join("int(v", instr.index[d], ")") : index_text(instr, d);
     element = element.empty() ? index : base::join("(", element, ") * ", forms_.entries_of(instr, d, padded), " + ", index);
@@ -69,41 +69,44 @@ std::pair<std::string, std::string> Writer::bytes_from_origin(const Instr& instr
                        : base::join("i64(", value, ") * (", stride, scale, ")");
       }
     };
-    const auto sum = forms_.sum_of_places(instr.index[d]);
-    if (!sum) {
+    const Linear* const sum = forms_.sum_of_places(instr.index[d]);
+    if (sum == nullptr) {
       add(origin, base::join("v", instr.index[d]), false);
       continue;
     }
     const Places places = places_text(*sum);
     constexpr std::int64_t most = 1 << 20;  // positions within a tile times this and eight bytes fit into 32 bits
     add(origin, places.origin, false);
-    add(step, places.step, std::abs(tensor.strides[d]) <= most / (std::abs(sum->q) + std::abs(sum->kv)));
+    add(step, places.step, std::abs(tensor.strides[d]) <= most / (std::abs(forms_.of_q(*sum)) + std::abs(forms_.of_kv(*sum))));
   }
   return {origin, step.empty() ? "0" : step};
 }
 
-Writer::Places Writer::places_text(const PositionSum& sum) {
+Writer::Places Writer::places_text(const Linear& sum) const {
+  const std::int64_t of_q = forms_.of_q(sum), of_kv = forms_.of_kv(sum);
   Places places;
   const auto signed_term = [](std::string& text, std::int64_t factor, const std::string& value) {
     if (factor == 0) return;
     if (!text.empty() || factor < 0) text += factor < 0 ? " - " : " + ";
     text += std::abs(factor) == 1 ? value : base::join(std::abs(factor), " * ", value);
   };
-  signed_term(places.origin, sum.kv, "(at.kv - at.kv_step)");
-  signed_term(places.origin, sum.q, "(at.q - at.q_step)");
-  for (const auto& [atom, factor] : sum.terms) signed_term(places.origin, factor, base::join("v", atom));
+  signed_term(places.origin, of_kv, "(at.kv - at.kv_step)");
+  signed_term(places.origin, of_q, "(at.q - at.q_step)");
+  for (const auto& [atom, factor] : sum.terms)
+    if (!forms_.is_place(atom)) signed_term(places.origin, factor, base::join("v", atom));
   if (sum.constant != 0) signed_term(places.origin, sum.constant < 0 ? -1 : 1, std::to_string(std::abs(sum.constant)));
-  signed_term(places.step, sum.kv, "at.kv_step");
-  signed_term(places.step, sum.q, "at.q_step");
+  signed_term(places.step, of_kv, "at.kv_step");
+  signed_term(places.step, of_q, "at.q_step");
   return places;
 }
 
-Writer::Lines Writer::lines_text(ValueId id, const PositionSum& sum) const {
+Writer::Lines Writer::lines_text(ValueId id, const Linear& sum) const {
   Lines lines;
-  append(lines.row, "at.q", sum.q);
-  append(lines.column, "at.kv", sum.kv);
+  append(lines.row, "at.q", forms_.of_q(sum));
+  append(lines.column, "at.kv", forms_.of_kv(sum));
   for (const auto& [atom, factor] : sum.terms)
-    append(scoring::varies(program(), atom) == Varies::column ? lines.column : lines.row, base::join("v", atom), factor);
+    if (!forms_.is_place(atom))
+      append(scoring::varies(program(), atom) == Varies::column ? lines.column : lines.row, base::join("v", atom), factor);
   if (sum.constant != 0) lines.row += base::join(" + ", sum.constant);
   lines.steps = column_steps(id);
   return lines;
@@ -117,14 +120,14 @@ std::string Writer::value_at(ValueId id, const std::string& kv) const {
 }
 
 std::optional<Writer::ColumnSteps> Writer::column_steps(ValueId id) const {
-  const auto blocks = forms_.column_blocks(id);
+  const auto blocks = problem().attention.kv_offset == 0 ? forms_.column_blocks(id) : std::nullopt;
   if (!blocks) return {};
   ColumnSteps steps{.origin = {}, .step = {}, .blocks = *blocks};
-  const PositionSum sum = *forms_.sum_of(id);
+  const Linear& sum = *forms_.sum_of(id);
   for (const auto& [text, kv] : {std::pair{&steps.origin, "(at.kv - at.kv_step)"}, {&steps.step, "at.kv_step"}}) {
-    append(*text, kv, sum.kv);
+    append(*text, kv, forms_.of_kv(sum));
     for (const auto& [atom, factor] : sum.terms)
-      if (scoring::varies(program(), atom) == Varies::column) append(*text, value_at(atom, kv), factor);
+      if (!forms_.is_place(atom) && scoring::varies(program(), atom) == Varies::column) append(*text, value_at(atom, kv), factor);
   }
   return steps;
 }

@@ -93,7 +93,7 @@ LineValues find_line_values(const ScoreForms& forms) {
   search.visit(score.dscore);
   for (const scoring::TrainableRead& read : score.reads) {
     search.visit(read.factor);
-    if (read.reduction != scoring::Reduction::scatter) continue;  // others have one for many pairs
+    if (read.over != Varies::pair || read.own_elements) continue;  // others have one for many pairs
     for (const scoring::ValueId index : read.index) search.visit(index);
   }
   search.found.checked = !finite_factors(p, search.found).walk.empty();

@@ -94,7 +94,7 @@ class Writer {
   struct Places {
     std::string origin, step;
   };
-  static Places places_text(const PositionSum& sum);
+  Places places_text(const Linear& sum) const;
 
   /// ScoreForms::column_blocks in text, a value at at.kv - at.kv_step plus one at at.kv_step, for key tiles that are multiples or
   /// divisors of the block sizes (fv_steps_apart): indices by `//` and `%` then cost an immediate offset.
@@ -111,7 +111,7 @@ class Writer {
     std::string row, column;  ///< uniform terms belong to the row
     std::optional<ColumnSteps> steps{};
   };
-  Lines lines_text(ValueId id, const PositionSum& sum) const;
+  Lines lines_text(ValueId id, const Linear& sum) const;
   static std::string text_of(const Lines& sum);
   /// The number of a read's element as such a sum, if it is one.
   std::optional<Lines> element_by_lines(const Instr& instr, bool padded) const;

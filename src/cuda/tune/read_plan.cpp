@@ -44,7 +44,7 @@ void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& pla
   };
   const char* const backward = sm90_backward_variant(p).stem;
   const char* const kernel = plan.collect ? "collect_sm90" : backward;
-  const char* const kind = to_string(facts.kind);
+  const char* const kind = to_string(facts.over);
   if (planned.collector == Collector::rows) return;  // already
   if (facts.is_added() && serves_pairs(p, planned.read))
     return is(Collector::pairs, "pairs_sm90", "an element for each pair that several batches or heads share");
@@ -53,16 +53,15 @@ void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& pla
   if (!plan.hopper)
     return is(Collector::walk, "dq_sm80", "registers or shared memory suffice for no more sums, or an index comes from the score");
   if (facts.follows_from_dk) return is(Collector::keys, backward, "the factor is the raw score, the same element for all pairs");
-  switch (facts.kind) {
-    case scoring::Reduction::scatter:
-      return is(Collector::bins, kernel, "");  // placed() says where
-    case scoring::Reduction::uniform:
-    case scoring::Reduction::column:
+  switch (facts.over) {
+    case scoring::Varies::uniform:
+    case scoring::Varies::column:
       return is(Collector::registers, kernel, base::join("a ", kind, " read: a warp stays with its keys"));
-    case scoring::Reduction::row:
-    case scoring::Reduction::diagonal:
+    case scoring::Varies::row:
+    case scoring::Varies::diagonal:
       return is(Collector::lines, kernel, base::join("a ", kind, " read: its pairs of a tile lie on lines"));
-    case scoring::Reduction::element:
+    case scoring::Varies::pair:
+      if (facts.scatters()) return is(Collector::bins, kernel, "");  // placed() says where
       FOVEAL_CHECK(facts.storage == GradientStorage::stored, "a read without a collector");
       return is(Collector::stored, kernel, "an element for each pair of each batch and head");
   }
@@ -101,8 +100,7 @@ void plan_rows(const problem::Problem& p, ReadPlan& plan) {
   if (p.ragged_kv() || p.part || p.attention.dropout_p > 0) return;
   std::vector<RowRead> found;
   for (const PlannedRead& read : plan.reads)
-    if (read.facts.kind == scoring::Reduction::scatter && read.facts.storage == GradientStorage::exact_sums &&
-        read.facts.elements > ReadLimits::whole_bins)
+    if (read.facts.scatters() && read.facts.elements > ReadLimits::whole_bins)
       if (const auto row = row_read(p, read.read)) found.push_back(*row);
   plan.rows = sm90_rows_config(p, std::move(found));
   if (!plan.rows) return;
@@ -161,7 +159,7 @@ ReadPlan sm80_read_plan(const problem::Problem& p, const Sm80Config& config) {
     } else if (read.facts.storage == GradientStorage::stored) {
       read.why = "an element for each pair of each batch and head";
     } else {
-      read.why = base::join("a ", to_string(p.score->reads[static_cast<std::size_t>(read.read)].reduction), " read, in exact sums");
+      read.why = base::join("a ", p.score->reads[static_cast<std::size_t>(read.read)].kind(), " read, in exact sums");
     }
   }
   return plan;

@@ -29,8 +29,8 @@ struct ReadPlan {
     return found;
   }
   StagedReads staged() const {
-    return {count([](const PlannedRead& read) { return read.is_staged() && read.facts.kind == scoring::Reduction::row; }),
-            count([](const PlannedRead& read) { return read.is_staged() && read.facts.kind == scoring::Reduction::diagonal; })};
+    return {count([](const PlannedRead& read) { return read.is_staged() && read.facts.over == scoring::Varies::row; }),
+            count([](const PlannedRead& read) { return read.is_staged() && read.facts.over == scoring::Varies::diagonal; })};
   }
   int early() const {
     return count([](const PlannedRead& read) { return read.is_early(); });

@@ -211,7 +211,7 @@ const char* sm80_stem(Sm80Kernel kernel) {
 
 std::size_t Sm80Config::shared_bytes(const problem::Problem& p, Sm80Kernel kernel) const {
   const auto in_lines = [](const scoring::TrainableRead& read) {
-    return read.reduction == scoring::Reduction::column || read.reduction == scoring::Reduction::diagonal;
+    return read.over == scoring::Varies::column || read.over == scoring::Varies::diagonal;
   };
   const device::Sm80Shape shape{
       .block_q = block_q,

@@ -29,7 +29,7 @@ struct BackwardFacts {
 bool BackwardFacts::only_sums() const {
   return plan.count([](const PlannedRead& planned) {
     const ReadFacts& read = planned.facts;
-    const bool summed = read.kind == scoring::Reduction::uniform || read.kind == scoring::Reduction::column;
+    const bool summed = read.over == scoring::Varies::uniform || read.over == scoring::Varies::column;
     return !read.follows_from_dk && (read.factor_of_score || !summed);
   }) == 0;
 }

@@ -4,7 +4,7 @@
 
 namespace foveal::device {
 
-/// How the gradient of a trained read is reduced: scoring::Reduction.
+/// How the gradient of a trained read is reduced: over what its element varies (scoring::Varies); of pairs, whether one alone has it.
 enum ReadKind { kUniform, kRow, kColumn, kDiagonal, kElement, kScatter };
 
 /// A trained read.
