@@ -37,6 +37,7 @@ device::ReadKind kind_of(const PlannedRead& read) {
 std::string emit_row_reads(const Problem& p, const std::vector<RowRead>& rows) {
   std::string text = base::join("constexpr int kRowReads = ", rows.size(), ";\n");
   std::vector<device::RowReadTraits> traits;
+  traits.reserve(rows.size());
   for (const RowRead& row : rows) {
     traits.push_back({.read = row.read,
                       .entries = row.entries,

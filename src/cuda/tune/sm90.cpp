@@ -232,7 +232,7 @@ unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const int stages = dim <= 128 ? 2 : 1;  // shared memory holds no more
-  const Sm90PairsConfig loads{{.block_kv = dim <= 64 ? 128 : 64, .stages = dim <= 64 ? 3 : stages}};
+  Sm90PairsConfig loads{{.block_kv = dim <= 64 ? 128 : 64, .stages = dim <= 64 ? 3 : stages}};
   const std::vector<PairTile> tiles = find_pair_tiles(ScoreForms(p, program_of(p)));
   if (tiles.empty()) return loads;
   for (const int pair_stages : {4, 3, 2, 1})
