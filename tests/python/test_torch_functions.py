@@ -537,13 +537,13 @@ def test_every_dtype_is_converted_to_or_refused(name):
 
 REFUSED = {
     "unknown function": (lambda s, i, j: torch.digamma(s), NotImplementedError, "digamma"),
-    "in place, of no function": (lambda s, i, j: s.fill_(1.0), NotImplementedError, "fill_.*expected a new tensor"),
+    "in place, of no function": (lambda s, i, j: s.normal_(), NotImplementedError, "normal_"),
     "unknown shape": (lambda s, i, j: torch.where(E[i] > 0)[0].sum(), NotImplementedError, "where.*shape of its result follows from values"),
     "an array of NumPy": (lambda s, i, j: i + np.array(2), TypeError, "torch.add .*found an array of numpy beside tensors; expected a tensor: torch.as_tensor"),
     "an array of NumPy, left": (lambda s, i, j: np.ones(2) * s, TypeError, "torch.mul .*found an array of numpy beside tensors"),
     "unknown argument": (lambda s, i, j: torch.add(s, s, out=torch.zeros(())), (NotImplementedError, TypeError, RuntimeError), "add"),
-    "in place": (lambda s, i, j: s.mul_(2), NotImplementedError, "mul_"),
-    "in place argument": (lambda s, i, j: F.relu(s, inplace=True), NotImplementedError, "relu.*inplace"),
+    "in place, of a view": (lambda s, i, j: s.unsqueeze_(0)[0], NotImplementedError, "unsqueeze_.*expected torch.unsqueeze"),
+    "in place argument": (lambda s, i, j: F.relu(T[i], inplace=True).sum(), NotImplementedError, "relu.*inplace=True, which writes into a captured tensor"),
     "norm": (lambda s, i, j: torch.norm(E[i], p=3), NotImplementedError, "norm.*p=3"),
     "other boundaries": (lambda s, i, j: torch.bucketize(i, KNOTS), NotImplementedError, "bucketize.*boundaries of torch.float64 .*for values of torch.int64"),
     "dropout": (lambda s, i, j: F.dropout(s), NotImplementedError, "draws random numbers"),
