@@ -508,6 +508,8 @@ def test_every_function_of_the_table_is_tested():
     # Other names of functions that are tested, and operators.
     others = "expit log_sigmoid subtract multiply divide not_equal less less_equal greater greater_equal truediv floordiv mod pos and or xor mm mv "
     others += "softmax log_softmax linear embedding index_select "  # in test_torch_generated
+    others += " ".join([*tracing.composed.TABLE, *"flipud fliplr rot90 moveaxis unfold tensor_split dstack column_stack repeat_interleave".split()]) + " "
+    others += "sinc ndtr log_ndtr entr copysign signbit hardshrink softshrink isposinf isneginf isreal real conj conj_physical resolve_conj resolve_neg "
     others += "bitwise_not bitwise_or bitwise_xor bitwise_right_shift logical_or contiguous clone cpu cuda item byte char short half bfloat16 double "
     others += "float type new_zeros ones_like ravel flatten unflatten expand_as broadcast_to reshape_as view_as permute swapaxes swapdims movedim "
     others += "narrow select split chunk concat hstack vstack roll repeat tile diagonal atleast_1d atleast_2d getitem eq ne lt le gt ge lshift rshift mul"
