@@ -41,6 +41,10 @@ class CallTracer(Tracer):
     def symbol(self, items: Sequence[Expr], shape: tuple[int, ...], dtype: Any) -> Symbols:
         raise NotImplementedError
 
+    def write(self, name: str, x: Any, result: Any) -> Any:
+        """What a function gives into its operand, in frameworks that can."""
+        raise NotImplementedError
+
     def dtype_of(self, expr: Expr) -> Any:
         """Of an expression that has none."""
         raise NotImplementedError
@@ -258,8 +262,7 @@ def elementwise(fn: Callable[..., Any], operands: int = 1) -> Meaning:
 
     def meaning(call: Call) -> Any:
         arguments = call.bind(signature)
-        if arguments.get("inplace"):
-            raise call.refuse("inplace=True; expected inplace=False")
+        in_place = arguments.get("inplace", False)
         given = list(arguments.values())
         if any(symbolic(value) for value in given[operands:]):
             raise call.refuse(f"a symbol for {', '.join(names[operands:])}; expected a constant")
@@ -274,7 +277,8 @@ def elementwise(fn: Callable[..., Any], operands: int = 1) -> Meaning:
         for row in broadcast(present, tuple(call.result.shape)):
             left = iter(row)
             items.append(fn(*(None if x is None else next(left) for x in symbols), **options))
-        return call.made(items, call.result)
+        result = call.made(items, call.result)
+        return call.tracer.write(call.name, call.args[0] if call.args else call.kwargs["input"], result) if in_place else result
 
     return meaning
 

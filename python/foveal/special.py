@@ -53,14 +53,14 @@ def atan(x: Any) -> Any:
     return _odd_atan(_core.to_real(x))
 
 
-def _is_negative(x: Any) -> Any:
+def is_negative(x: Any) -> Any:
     """Of -0.0, too."""
     return (x < 0.0) | ((x == 0.0) & (1.0 / x < 0.0))
 
 
 def atan2(y: Any, x: Any) -> Any:
     y, x = _core.to_real(y), _core.to_real(x)
-    below, left = _is_negative(y), _is_negative(x)
+    below, left = is_negative(y), is_negative(x)
     height, width = where(below, -y, y), where(left, -x, x)  # with derivatives where they are 0, too
     slope = where((height == width) & ((height == 0.0) | formulas.is_infinite(height)), where(height == 0.0, 0.0, 1.0), height / width)
     steep = height > width

@@ -1,7 +1,7 @@
 """Models of transformers that compute their attention in their own modules, with ALiBi: Bloom, Falcon, MPT.
 
-They know no attention interface. Where a foveal Mask reaches such a module, its attention is foveal's, with the module's own projections; any other
-mask goes the way of transformers.
+They know no attention interface. Where a foveal Mask reaches such a module, its attention is foveal's, with the module's own projections; a tensor
+goes the way of transformers, but in Falcon, which knows what implementation was chosen and hands on masks of its caller's.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from transformers.models.mpt import modeling_mpt as mpt
 Attend = Callable[..., tuple[Tensor, None]]  # transformers' attention interface
 
 MODEL_TYPES = {"bloom", "falcon", "mpt"}
+_names: set[str] = set()  # of the implementation
 
 
 def install(name: str, mask_type: type, attend: Attend) -> None:
     """Once for each name."""
+    _names.add(name)
     falcon.FALCON_ATTENTION_CLASSES[name] = falcon.FalconAttention
     for module, forward in ((bloom.BloomAttention, _bloom), (falcon.FalconAttention, _falcon), (mpt.MptAttention, _mpt)):
         if not hasattr(module.forward, "of_transformers"):
@@ -35,7 +37,7 @@ def _replace(module: Any, ours: Callable[..., Any], mask_type: type, attend: Att
 
     @functools.wraps(theirs)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, mask_type) for value in (*args, *kwargs.values())):
+        if _is_chosen(self) or any(isinstance(value, mask_type) for value in (*args, *kwargs.values())):
             if kwargs.get("output_attentions"):
                 raise NotImplementedError("attn_implementation='foveal': output_attentions: probabilities are never in memory; use 'eager'")
             return ours(attend, self, *args, **kwargs)
@@ -43,6 +45,10 @@ def _replace(module: Any, ours: Callable[..., Any], mask_type: type, attend: Att
 
     forward.of_transformers = theirs  # type: ignore[attr-defined]
     module.forward = forward
+
+
+def _is_chosen(module: Any) -> bool:
+    return getattr(getattr(module, "config", None), "_attn_implementation", None) in _names
 
 
 def _updated(cache: Any, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -81,7 +87,7 @@ def _falcon(
     if alibi is None:
         rotate: Callable[..., tuple[Tensor, Tensor]] = falcon.apply_rotary_pos_emb
         query, key = rotate(query, key, *position_embeddings)
-    else:
+    elif not isinstance(attention_mask, Tensor):  # to which the model has added it
         bias = alibi.view(batch, heads, 1, -1) * self.inv_norm_factor
     key, value = _updated(layer_past, key, value, self.layer_idx)
     # As transformers, which drops nothing without ALiBi.

@@ -508,6 +508,8 @@ def test_every_function_of_the_table_is_tested():
     # Other names of functions that are tested, and operators.
     others = "expit log_sigmoid subtract multiply divide not_equal less less_equal greater greater_equal truediv floordiv mod pos and or xor mm mv "
     others += "softmax log_softmax linear embedding index_select "  # in test_torch_generated
+    others += " ".join([*tracing.composed.TABLE, *"flipud fliplr rot90 moveaxis unfold tensor_split dstack column_stack repeat_interleave".split()]) + " "
+    others += "sinc ndtr log_ndtr entr copysign signbit hardshrink softshrink isposinf isneginf isreal real conj conj_physical resolve_conj resolve_neg "
     others += "bitwise_not bitwise_or bitwise_xor bitwise_right_shift logical_or contiguous clone cpu cuda item byte char short half bfloat16 double "
     others += "float type new_zeros ones_like ravel flatten unflatten expand_as broadcast_to reshape_as view_as permute swapaxes swapdims movedim "
     others += "narrow select split chunk concat hstack vstack roll repeat tile diagonal atleast_1d atleast_2d getitem eq ne lt le gt ge lshift rshift mul"
@@ -537,13 +539,13 @@ def test_every_dtype_is_converted_to_or_refused(name):
 
 REFUSED = {
     "unknown function": (lambda s, i, j: torch.digamma(s), NotImplementedError, "digamma"),
-    "in place, of no function": (lambda s, i, j: s.fill_(1.0), NotImplementedError, "fill_.*expected a new tensor"),
+    "in place, of no function": (lambda s, i, j: s.normal_(), NotImplementedError, "normal_"),
     "unknown shape": (lambda s, i, j: torch.where(E[i] > 0)[0].sum(), NotImplementedError, "where.*shape of its result follows from values"),
     "an array of NumPy": (lambda s, i, j: i + np.array(2), TypeError, "torch.add .*found an array of numpy beside tensors; expected a tensor: torch.as_tensor"),
     "an array of NumPy, left": (lambda s, i, j: np.ones(2) * s, TypeError, "torch.mul .*found an array of numpy beside tensors"),
     "unknown argument": (lambda s, i, j: torch.add(s, s, out=torch.zeros(())), (NotImplementedError, TypeError, RuntimeError), "add"),
-    "in place": (lambda s, i, j: s.mul_(2), NotImplementedError, "mul_"),
-    "in place argument": (lambda s, i, j: F.relu(s, inplace=True), NotImplementedError, "relu.*inplace"),
+    "in place, of a view": (lambda s, i, j: s.unsqueeze_(0)[0], NotImplementedError, "unsqueeze_.*expected torch.unsqueeze"),
+    "in place argument": (lambda s, i, j: F.relu(T[i], inplace=True).sum(), NotImplementedError, "relu.*inplace=True, which writes into a captured tensor"),
     "norm": (lambda s, i, j: torch.norm(E[i], p=3), NotImplementedError, "norm.*p=3"),
     "other boundaries": (lambda s, i, j: torch.bucketize(i, KNOTS), NotImplementedError, "bucketize.*boundaries of torch.float64 .*for values of torch.int64"),
     "dropout": (lambda s, i, j: F.dropout(s), NotImplementedError, "draws random numbers"),

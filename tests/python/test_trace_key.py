@@ -457,6 +457,14 @@ def tensor_data():
 
 
 @source
+def tensor_grad():
+    """Which may be another tensor at the next call, or none."""
+    t = torch.tensor([2.0], requires_grad=True)
+    t.grad = torch.ones(1)
+    return lambda s, b, h, i, j: s * (3.0 if t.grad is None else 2.0), lambda: setattr(t, "grad", None)
+
+
+@source
 def tensor_requires_grad():
     t = torch.tensor([2.0])
     return lambda s, b, h, i, j: s * (3.0 if t.requires_grad else 2.0), lambda: t.requires_grad_()

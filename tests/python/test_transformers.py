@@ -257,6 +257,29 @@ def test_custom_masks_of_four_dimensions():
         torch.testing.assert_close(model(ids, attention_mask=mask, use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["falcon", "falcon multi query"])
+def test_custom_masks_in_modules_with_attention_of_their_own(name):
+    """Falcon added True and False as 1 and 0 to scores that another implementation than SDPA was to compute."""
+    model, ids = made(DECODERS[name]), tokens()
+    kept = torch.ones(13, 13, dtype=torch.bool).tril() & (torch.rand(2, 1, 13, 13, generator=seeded(2)) < 0.7) | torch.eye(13, dtype=torch.bool)
+    for mask in (kept, torch.zeros(kept.shape).masked_fill(~kept, torch.finfo(torch.float32).min)):
+        choose(model, "sdpa")
+        expected = model(ids, attention_mask=mask, use_cache=False).logits
+        choose(model, "foveal")
+        torch.testing.assert_close(model(ids, attention_mask=mask, use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_compiled_falcon_adds_its_alibi_once():
+    """Its mask is a tensor there, and the way of eager attention added ALiBi to the scores, too."""
+    model, ids = made(DECODERS["falcon alibi"]), tokens()
+    mask = left_padding(ids)
+    choose(model, "sdpa")
+    expected = model(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
+    choose(model, "foveal")
+    for run in (model, torch.compile(model, backend="eager")):
+        torch.testing.assert_close(run(ids, attention_mask=mask, use_cache=False).logits[mask.bool()], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_masks_are_expressions():
     q = torch.zeros(2, 4, 13, 8)
     mask = foveal.transformers.attention_mask(2, 13, 13, attention_mask=left_padding(tokens()).bool())

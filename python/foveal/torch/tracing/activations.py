@@ -32,6 +32,10 @@ def _threshold(input: Any, threshold: Any, value: Any, inplace: bool = False) ->
     return _core.where(input <= threshold, value, input)
 
 
+def _softshrink(input: Any, lambd: Any = 0.5) -> Any:
+    return _core.where(input > lambd, input - lambd, _core.where(input < -lambd, input + lambd, input * 0.0))
+
+
 @signature_of
 def _DROPOUT(input: Any, p: float = 0.5, training: Any = None, inplace: bool = False) -> None: ...  # noqa: N802
 
@@ -61,6 +65,8 @@ TABLE: dict[str, Meaning] = {
     "hardtanh": elementwise(lambda input, min_val=-1.0, max_val=1.0, inplace=False: formulas.bounded(input, min_val, max_val)),
     "threshold": elementwise(_threshold),
     "gelu": elementwise(_gelu),
+    "hardshrink": elementwise(lambda input, lambd=0.5: _core.where((input <= lambd) & (input >= -lambd), 0.0, input)),
+    "softshrink": elementwise(_softshrink),
     "softplus": elementwise(_softplus),
     "prelu": elementwise(lambda input, weight: formulas.leaky_relu(input, weight), 2),
     "dropout": _dropout,

@@ -12,7 +12,7 @@ from ..._core import Expr
 from ...captures import Capture
 from ...framework_calls import Call, flat, symbolic
 from ...symbols import Symbols
-from . import views
+from . import views, writing
 from .dtypes import DTYPES
 from .indexing import chosen
 from .meta import check_numbers, look_of_result
@@ -43,6 +43,8 @@ def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwar
         if tracer is None:
             raise TypeError(f"torch.{name}: an expression met a tensor outside of tracing")
     if raw.endswith("_") and not raw.endswith("__") and raw not in ("and_", "or_"):
+        if isinstance(args[0] if args else None, Symbols) and writing.is_known(raw[:-1]):
+            return writing.by_method(args[0], func, args, kwargs)
         instead = f"torch.{name}" if name in TABLE else "a new tensor: torch.where, torch.stack and the like"
         raise NotImplementedError(f"torch.{func.__name__} in a score or mask writes into its operand; expected {instead}")
     if name in ASKED and len(args) == 1 and not kwargs:

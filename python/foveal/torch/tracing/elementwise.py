@@ -94,6 +94,21 @@ def _but_nan(chosen: Callable[[Any, Any], Any], input: Any, other: Any) -> Any:
     return _core.where(chosen(input, other) | formulas.is_nan(_core.constant(other)), input, other)
 
 
+def _copysign(input: Any, other: Any) -> Any:
+    size = _core.abs(_core.to_real(input))
+    return _core.where(special.is_negative(_core.to_real(other)), -size, size)
+
+
+def _sinc(x: Any) -> Any:
+    angle = _core.to_real(x) * math.pi
+    return _core.where(angle == 0.0, 1.0, _core.sin(angle) / angle)
+
+
+def _entr(x: Any) -> Any:
+    x = _core.to_real(x)
+    return _core.where(x == 0.0, 0.0, _core.where(x < 0.0, -math.inf, -x * _core.log(x)))
+
+
 @signature_of
 def _ROUND(input: Any, *, decimals: int = 0) -> None: ...  # noqa: N802
 
@@ -124,6 +139,11 @@ TABLE: dict[str, Meaning] = {
     "cosh": unary(formulas.cosh),
     **{name: unary(getattr(special, name.replace("arc", "a"))) for name in "atan arctan asin arcsin acos arccos asinh arcsinh acosh arccosh atanh arctanh".split()},
     "erfc": unary(special.erfc),
+    "sinc": unary(_sinc),
+    "ndtr": unary(lambda x: 0.5 * special.erfc(_core.to_real(x) * -math.sqrt(0.5))),
+    "log_ndtr": unary(lambda x: special.log_ndtr(_core.to_real(x))),
+    "entr": unary(_entr),
+    **dict.fromkeys("real conj conj_physical resolve_conj resolve_neg".split(), unary(lambda x: x)),
     "square": unary(formulas.square),
     "reciprocal": unary(lambda x: 1.0 / x),
     "neg": unary(operator.neg),
@@ -143,6 +163,10 @@ TABLE: dict[str, Meaning] = {
     "isnan": unary(formulas.is_nan),
     "isinf": unary(formulas.is_infinite),
     "isfinite": unary(formulas.is_finite),
+    "isposinf": unary(lambda x: x == math.inf),
+    "isneginf": unary(lambda x: x == -math.inf),
+    "isreal": unary(lambda x: _core.constant(True)),
+    "signbit": unary(lambda x: special.is_negative(x) if formulas.is_real(x) else x < 0),
     "nan_to_num": elementwise(_nan_to_num),
     "logit": in_steps(_logit),
     "logical_not": unary(formulas.logical_not),
@@ -181,6 +205,7 @@ TABLE: dict[str, Meaning] = {
     "hypot": binary(formulas.hypot),
     **dict.fromkeys(("atan2", "arctan2"), binary(special.atan2)),
     "xlogy": in_steps(formulas.xlogy, 2),
+    "copysign": binary(_copysign),
     "lerp": elementwise(lambda input, end, weight: formulas.lerp(input, end, weight), 3),
     "addcmul": elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * tensor1 * tensor2, 3),
     "addcdiv": elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * (tensor1 / tensor2), 3),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # What a tensor says of itself that a key holds, too (trace_key): its shape and dtype.
 _LOOKS = {"shape", "dtype", "ndim", "layout"}
+_PARTS = {"T", "mT", "H", "mH", "data", "real", "imag"}  # what it says as a tensor of its own elements: all else (grad, _base) may be another tensor, or None
 _LOOK_METHODS = {"size", "dim", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "__len__", "element_size", "dtype", "type"}
 
 _RANDOM = frozenset(
@@ -56,17 +57,19 @@ class TracingMode(TorchFunctionMode):
     def _note_values(self, func: Any, name: str, given: list[torch.Tensor], result: Any) -> None:
         """Elements that became Python values, be it as the shape of what was computed of them: nonzero(), x[x > 0]."""
         computed = self.tracer.computed
+        # A property's getter is called __get__, its owner tells which.
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else None
         if isinstance(result, torch.Tensor):
             if given:
                 computed[id(result)] = result
+            self.tracer.saw_values = attribute is not None and attribute not in _PARTS
             return
         of_computed = any([id(value) in computed for value in given])
         if all(isinstance(value, torch.Tensor) for value in flat([result])):
             self.tracer.saw_values = of_computed
             computed.update((id(value), value) for value in flat([result]))
             return
-        # A property's getter is called __get__, its owner tells which.
-        look = name in _LOOK_METHODS or (name == "__get__" and getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS)
+        look = name in _LOOK_METHODS or attribute in _LOOKS
         self.tracer.saw_values = of_computed or (bool(given) and not look)
 
 

@@ -33,7 +33,7 @@ TABLE: dict[str, Meaning] = {
     **dict.fromkeys(
         "getitem unsqueeze squeeze reshape view flatten ravel unflatten expand broadcast_to permute transpose t "
         "swapaxes swapdims movedim narrow select unbind split chunk stack cat concat hstack vstack flip roll repeat tile diagonal "
-        "atleast_1d atleast_2d".split(),
+        "atleast_1d atleast_2d moveaxis flipud fliplr rot90 unfold tensor_split dstack column_stack repeat_interleave".split(),
         moved,
     ),
     **dict.fromkeys("expand_as reshape_as view_as".split(), moved_as),

@@ -10,8 +10,7 @@ import torch
 from ... import _core, refusals
 from ..._core import Expr
 from ...symbols import IN_PLACE, Symbols
-from . import dispatch, views
-from .meta import look_of_result
+from . import dispatch, views, writing
 
 
 class Symbol(Symbols):
@@ -20,6 +19,7 @@ class Symbol(Symbols):
     array_type = torch.Tensor
     __array_priority__ = torch.Tensor.__array_priority__
     _shares = False  # its elements with another symbol
+    _recorded = True  # made where derivatives are
 
     def __stands_for__(self) -> type:
         return torch.Tensor
@@ -90,21 +90,6 @@ class Symbol(Symbols):
             )
         return lambda *args, **kwargs: dispatch.call(self._tracer, method, (self, *args), kwargs)
 
-    def _written(self, func: Callable[..., Any], other: Any) -> "Symbol":
-        """x += y: whatever else is called by x has changed, too."""
-        name = func.__name__
-        if self._shares:
-            raise refusals.refused(
-                NotImplementedError(f"{name} in a score or mask writes into a tensor that shares its elements with a view or a copy of it; expected x = x + y and the like")
-            )
-        with torch._C.DisableTorchFunction():
-            look_of_result(name, func, (self, other), {})  # whether torch can
-        result = dispatch.call(self._tracer, getattr(operator, {"iand": "and_", "ior": "or_"}.get(name, name[1:])), (self, other), {})
-        if not torch.can_cast(result.dtype, self._dtype):  # not every torch says so of meta tensors
-            raise RuntimeError(f"{name} in a score or mask: result type {result.dtype} can't be cast to the desired output type {self._dtype}")
-        self._items = dispatch.call(self._tracer, torch.Tensor.to, (result, self._dtype), {})._items
-        return self
-
     def item(self) -> "Symbol":
         result: "Symbol" = dispatch.call(self._tracer, torch.Tensor.item, (self,), {})
         return result
@@ -140,4 +125,4 @@ _LOOKS_OF_PLAIN: dict[str, Callable[[Symbol], Any]] = {
 }
 
 for _name in IN_PLACE:
-    setattr(Symbol, _name, lambda self, other, func=getattr(operator, _name): self._written(func, other))
+    setattr(Symbol, _name, lambda self, other, func=getattr(operator, _name): writing.by_operator(self, func, other))

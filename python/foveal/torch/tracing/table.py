@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from ... import pure_functions
 from ...framework_calls import Meaning
-from . import activations, conversions, elementwise, indexing, normalization, products, reductions, searching, shapes
+from . import activations, composed, conversions, elementwise, indexing, normalization, products, reductions, searching, shapes
 
 TABLE: dict[str, Meaning] = {
     **elementwise.TABLE,
@@ -22,6 +22,7 @@ TABLE: dict[str, Meaning] = {
     **indexing.TABLE,
     **conversions.TABLE,
     **shapes.TABLE,
+    **composed.TABLE,
 }
 
 READS = ("detach", "gather", "take", "take_along_dim", "index_select")  # of a captured tensor some elements, or none yet
@@ -31,7 +32,8 @@ ASKED: dict[str, Callable[[Any], Any]] = {
     "is_floating_point": lambda x: x.dtype.is_floating_point,
     "is_complex": lambda x: x.dtype.is_complex,
     "is_signed": lambda x: x.dtype.is_signed,
-    "numel": lambda x: math.prod(x.shape),
+    **dict.fromkeys(("numel", "nelement"), lambda x: math.prod(x.shape)),
+    "element_size": lambda x: x.dtype.itemsize,
 }
 
 TAKES_ARRAYS = ("getitem", "new_tensor")  # of other frameworks: of places, and of numbers to copy
@@ -40,7 +42,7 @@ TAKES_ARRAYS = ("getitem", "new_tensor")  # of other frameworks: of places, and 
 SHARING = frozenset(
     "to type float double half bfloat16 int long short char bool byte type_as cpu cuda item detach pos positive getitem unsqueeze squeeze "
     "reshape view flatten ravel unflatten expand broadcast_to expand_as reshape_as view_as permute transpose t swapaxes swapdims movedim narrow select "
-    "unbind split chunk diagonal atleast_1d atleast_2d".split()
+    "unbind split chunk diagonal atleast_1d atleast_2d moveaxis tensor_split unfold real conj resolve_conj resolve_neg".split()
 )
 
 

@@ -13,7 +13,7 @@ from ..._core import Expr, Param
 from ...captures import Capture
 from ...framework_calls import Call, CallTracer, symbolic
 from ...runtime_numbers import Number
-from . import dispatch, views
+from . import dispatch, views, writing
 from .autograd_functions import refused_on_symbols
 from .dtypes import DTYPES, INDICES, NARROW, SIXTEEN_BITS, is_integral
 from .meta import meta_of
@@ -88,7 +88,12 @@ class TorchTracer(CallTracer):
         return self.with_gradients and not torch.is_grad_enabled()
 
     def symbol(self, items: Sequence[Expr], shape: tuple[int, ...], dtype: torch.dtype) -> Symbol:
-        return Symbol(self, items, shape, dtype)
+        made = Symbol(self, items, shape, dtype)
+        made._recorded = not self.gradient_stopped()
+        return made
+
+    def write(self, name: str, x: Any, result: Any) -> Any:
+        return writing.with_result(x, name, result)
 
     def dtype_of(self, expr: Expr) -> torch.dtype:
         return DTYPES[expr.type]
