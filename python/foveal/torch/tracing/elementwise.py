@@ -104,9 +104,13 @@ def _sinc(x: Any) -> Any:
     return _core.where(angle == 0.0, 1.0, _core.sin(angle) / angle)
 
 
-def _entr(x: Any) -> Any:
-    x = _core.to_real(x)
-    return _core.where(x == 0.0, 0.0, _core.where(x < 0.0, -math.inf, -x * _core.log(x)))
+def _ndtr(input: Any, *, step: formulas.Step) -> Any:
+    return step(1.0 + step(_core.erf(step(_core.to_real(input) / math.sqrt(2.0))))) * 0.5
+
+
+def _entr(input: Any, *, step: formulas.Step) -> Any:
+    x = _core.to_real(input)
+    return _core.where(x == 0.0, 0.0, _core.where(x < 0.0, -math.inf, -x * step(_core.log(x))))
 
 
 @signature_of
@@ -140,9 +144,9 @@ TABLE: dict[str, Meaning] = {
     **{name: unary(getattr(special, name.replace("arc", "a"))) for name in "atan arctan asin arcsin acos arccos asinh arcsinh acosh arccosh atanh arctanh".split()},
     "erfc": unary(special.erfc),
     "sinc": unary(_sinc),
-    "ndtr": unary(lambda x: 0.5 * special.erfc(_core.to_real(x) * -math.sqrt(0.5))),
+    "ndtr": in_steps(_ndtr),
     "log_ndtr": unary(lambda x: special.log_ndtr(_core.to_real(x))),
-    "entr": unary(_entr),
+    "entr": in_steps(_entr),
     **dict.fromkeys("real conj conj_physical resolve_conj resolve_neg".split(), unary(lambda x: x)),
     "square": unary(formulas.square),
     "reciprocal": unary(lambda x: 1.0 / x),
