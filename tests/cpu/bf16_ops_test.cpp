@@ -3,15 +3,14 @@
 
 #include <bit>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "cpu/dispatch.h"
 #include "cpu/targets.h"
+#include "zeroed_memory.h"
 #if defined(__x86_64__)
 #include "amx_model.h"
 #include "cpu/simd/amx.h"
@@ -31,7 +30,7 @@ struct Case {
   std::int64_t stride;
 };
 
-class Bf16OpsTest : public testing::TestWithParam<Case> {
+class Bf16OpsTest : public testing::TestWithParam<Case>, protected test::ZeroedMemory {
  protected:
   void SetUp() override {
     if (!GetParam().available) GTEST_SKIP() << "not on this machine";
@@ -39,16 +38,6 @@ class Bf16OpsTest : public testing::TestWithParam<Case> {
   }
   void TearDown() override {
     if (GetParam().available && ops.leave) ops.leave();
-  }
-
-  /// Zeroed memory aligned to 64 bytes.
-  template <class T>
-  T* memory(std::size_t bytes) {
-    bytes = (bytes + 63) / 64 * 64;
-    void* p = std::aligned_alloc(64, bytes);
-    std::memset(p, 0, bytes);
-    owned_.emplace_back(p, std::free);
-    return static_cast<T*>(p);
   }
 
   /// Rows of random bf16, `stride` apart within a row; between them lie NaNs.
@@ -105,7 +94,6 @@ class Bf16OpsTest : public testing::TestWithParam<Case> {
   std::normal_distribution<float> normal_;
 
  private:
-  std::vector<std::unique_ptr<void, void (*)(void*)>> owned_;
   std::vector<const void*> pointers_;
 };
 

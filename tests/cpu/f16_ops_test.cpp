@@ -3,9 +3,6 @@
 
 #include <array>
 #include <bit>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -14,6 +11,7 @@
 #include "base/float_mode.h"
 #include "cpu/dispatch.h"
 #include "cpu/simd/half.h"
+#include "zeroed_memory.h"
 
 namespace foveal::cpu {
 namespace {
@@ -24,20 +22,10 @@ struct F16Case {
   std::int64_t stride, gap;  ///< between elements; between rows
 };
 
-class F16OpsTest : public testing::TestWithParam<F16Case> {
+class F16OpsTest : public testing::TestWithParam<F16Case>, protected test::ZeroedMemory {
  protected:
   void SetUp() override {
     if (!shape.target->available) GTEST_SKIP() << shape.target->detail;
-  }
-
-  /// Zeroed memory aligned to 64 bytes.
-  template <class T>
-  T* memory(std::size_t bytes) {
-    bytes = (bytes + 63) / 64 * 64;
-    void* p = std::aligned_alloc(64, bytes);
-    std::memset(p, 0, bytes);
-    owned_.emplace_back(p, std::free);
-    return static_cast<T*>(p);
   }
 
   /// Rows of f16: normal, subnormal and large numbers, zeros of both signs; between them lie NaNs.
@@ -87,7 +75,6 @@ class F16OpsTest : public testing::TestWithParam<F16Case> {
  private:
   base::FloatScope floats_{base::plain_floats | base::denormals_are_zeros};  // as in a task: subnormal f16 are none in fp32
   std::mt19937 random_{5};
-  std::vector<std::unique_ptr<void, void (*)(void*)>> owned_;
 };
 
 void expect_same_bits(const std::vector<float>& got, const std::vector<float>& expected) {

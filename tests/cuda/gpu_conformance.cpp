@@ -55,11 +55,12 @@ std::vector<problem::Line> lines_of(const Options& options) {
   return lines;
 }
 
-problem::Line on_gpu(problem::Line line, const std::string& target) {
-  line.device = {DeviceKind::cuda, 0};
-  line.options.backend = "cuda";
-  if (!target.empty()) line.options.target = target;
-  return line;
+std::vector<problem::Line> on_gpu(std::vector<problem::Line> lines, const std::string& target) {
+  for (problem::Line& line : lines) {
+    line = test::on_gpu(std::move(line));
+    if (!target.empty()) line.options.target = target;
+  }
+  return lines;
 }
 
 /// What was found about each line. The file is written again every second and at the end, so that a run that is ended says how far it came.
@@ -174,7 +175,8 @@ void check_all(const Options& options, std::vector<problem::Line> lines, Report&
   }
   const std::size_t first_program = lines.size();
   for (int i = 0; i < options.programs; ++i) lines.push_back(test::random_program(static_cast<unsigned>(options.seed + i)));
-  for (problem::Line& line : lines) line = on_gpu(std::move(line), options.target);
+  lines = on_gpu(std::move(lines), options.target);
+  FOVEAL_CHECK(!lines.empty(), "no problem lines: FILE has none, nor do the options ask for some");
   report.begin(lines);
   set_num_threads(1);
   const auto begin = Clock::now();
@@ -238,7 +240,8 @@ json time_one(const problem::Line& line) {
 /// one(line) for each line, one after the other.
 template <class Fn>
 void in_turn(const Options& options, std::vector<problem::Line> lines, Report& report, Fn&& one) {
-  for (problem::Line& line : lines) line = on_gpu(std::move(line), options.target);
+  lines = on_gpu(std::move(lines), options.target);
+  FOVEAL_CHECK(!lines.empty(), "no problem lines in FILE");
   report.begin(lines);
   for (std::size_t i = 0; i < lines.size(); ++i) report.put(i, attempt([&] { return one(lines[i]); }));
 }
@@ -273,10 +276,15 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "gpu_conformance: %s\n", cuda::driver::unavailable().c_str());
     return 3;
   }
-  const std::vector<problem::Line> lines = lines_of(options);
-  Report report(app.get_subcommands().front()->get_name(), options.out, {argv + 1, argv + argc});
-  if (*check) check_all(options, lines, report);
-  if (*repeat) in_turn(options, lines, report, [&](const problem::Line& line) { return repeat_one(line, options.runs); });
-  if (*time) in_turn(options, lines, report, time_one);
-  return report.end() ? 0 : 1;
+  try {
+    const std::vector<problem::Line> lines = lines_of(options);
+    Report report(app.get_subcommands().front()->get_name(), options.out, {argv + 1, argv + argc});
+    if (*check) check_all(options, lines, report);
+    if (*repeat) in_turn(options, lines, report, [&](const problem::Line& line) { return repeat_one(line, options.runs); });
+    if (*time) in_turn(options, lines, report, time_one);
+    return report.end() ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gpu_conformance: %s\n", error.what());
+    return 2;
+  }
 }

@@ -105,7 +105,7 @@ TEST_F(Gpu, RunsAreBitwiseEqual) {
 
 TEST_F(Gpu, ReproducibleResultsAreRight) {
   for (const auto& [kernel, text] : reproducible_lines) {
-    const check::Report report = check::check_line(OnGpu::line_of(text));
+    const check::Report report = check::check_line(test::on_gpu(problem::parse_line(text)));
     EXPECT_TRUE(report.pass) << text << "\n" << report.failure;
   }
 }

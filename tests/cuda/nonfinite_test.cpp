@@ -14,6 +14,7 @@
 #include "check/run.h"
 #include "cuda/jit/driver.h"
 #include "nvrtc_here.h"
+#include "on_gpu.h"
 #include "poison.h"
 #include "problem/line_problem.h"
 
@@ -97,9 +98,7 @@ struct Job {
 };
 
 std::string failure_of(const Job& run) {
-  problem::Line line = problem::parse_line(run.line);
-  line.device = {DeviceKind::cuda, 0};
-  line.options.backend = "cuda";
+  const problem::Line line = test::on_gpu(problem::parse_line(run.line));
   problem::CaseData data(line);
   for (const Poison& p : run.of->poisons)
     if (data.view(p.role).present()) poison(data, p);

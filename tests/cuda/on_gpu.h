@@ -11,21 +11,20 @@
 
 namespace foveal::test {
 
-struct OnGpu {
-  static problem::Line line_of(const std::string& text, int ordinal = 0) {
-    problem::Line line = problem::parse_line(text);
-    line.device = {DeviceKind::cuda, ordinal};
-    line.options.backend = "cuda";
-    return line;
-  }
+inline problem::Line on_gpu(problem::Line line, int ordinal = 0) {
+  line.device = {DeviceKind::cuda, ordinal};
+  line.options.backend = "cuda";
+  return line;
+}
 
+struct OnGpu {
   explicit OnGpu(const problem::Line& line)
       : data(line),
         device(data),
         memory(cuda::cuda_memory(line.device.index)),
         plan(problem::plan_of(data.line(), device)),
         workspace(line.device, std::max<std::size_t>(plan.workspace_bytes(), 1)) {}
-  explicit OnGpu(const std::string& text, int ordinal = 0) : OnGpu(line_of(text, ordinal)) {}
+  explicit OnGpu(const std::string& text, int ordinal = 0) : OnGpu(on_gpu(problem::parse_line(text), ordinal)) {}
 
   bool is_forward() const { return data.line().pass == Pass::forward; }
   void run(Stream stream = {}) const {
