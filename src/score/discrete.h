@@ -16,4 +16,8 @@ bool is_discrete(Op op, Type result, Type operand);
 /// beside_score: also reals that are compared with values of the score.
 base::IdVector<char> deciding_reals(const Program& program, bool beside_score);
 
+/// For each value: is it a quotient of two values of the score that something discrete is made of? However inexact these are, it may be a
+/// whole number, as score / abs(score) is, if the division is exact.
+base::IdVector<char> deciding_quotients_of_scores(const Program& program);
+
 }  // namespace foveal::scoring

@@ -19,7 +19,10 @@ std::vector<ValueId> Product::factor_values() const {
 bool Product::scales() const { return constant > 0 && std::isfinite(constant); }
 
 Products::Products(const Program& program, bool regroups, base::IdVector<char> known)
-    : program_(program), regroups_(regroups), known_(std::move(known)), decides_(deciding_reals(program, false)) {}
+    : program_(program), regroups_(regroups), known_(std::move(known)), decides_(deciding_reals(program, false)) {
+  const base::IdVector<char> quotients = deciding_quotients_of_scores(program);
+  for (ValueId id = 0; id < program.size(); ++id) decides_[id] = decides_[id] || quotients[id];
+}
 
 Product Products::of(ValueId id) const {
   Product product;

@@ -37,7 +37,7 @@ class Products {
   const Program& program() const { return program_; }
   bool regroups() const { return regroups_; }
   bool is_known(ValueId id) const { return known_[id]; }
-  /// Is it a real that decides something discrete (discrete.h), or part of one?
+  /// Is it a real that decides something discrete, or part of one, or a quotient of scores that does (discrete.h)?
   bool decides(ValueId id) const { return decides_[id]; }
   /// Is the rest the raw score?
   bool is_score(const Product& product) const;
@@ -49,7 +49,8 @@ class Products {
 
   const Program& program_;
   const bool regroups_;
-  const base::IdVector<char> known_, decides_;
+  const base::IdVector<char> known_;
+  base::IdVector<char> decides_;
 };
 
 }  // namespace foveal::scoring

@@ -258,6 +258,13 @@ TEST_F(ScoreEmit, WhatDecidesAnIndexIsExact) {
   EXPECT_NE(text.find("fv_tanh(score.raw"), std::string::npos) << text;
 }
 
+TEST_F(ScoreEmit, AQuotientOfScoresThatIsRoundedIsExact) {
+  const std::string text = emit_score(problem_of("backward bf16 b1 h1 q64 d16 score=\"score * floor(score / abs(score)) + score / abs(score)\""));
+  EXPECT_NE(text.find("fv_divide<false>"), std::string::npos) << text;
+  const std::string smooth = emit_score(problem_of("backward bf16 b1 h1 q64 d16 score=\"score / abs(score)\""));
+  EXPECT_EQ(smooth.find("fv_divide<false>"), std::string::npos) << smooth;
+}
+
 /// Beside other types float64 is kept where it decides something, and only there: not in what is hoisted, loaded ahead or summed into the score.
 TEST_F(ScoreEmit, WhatDecidesIsComputedInDouble) {
   const auto text = [](const std::string& dtype, const std::string& program) {

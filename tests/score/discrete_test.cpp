@@ -38,5 +38,24 @@ TEST(DecidingReals, BesideTheScore) {
   EXPECT_FALSE(decides("where(exp(score) < t[head], score, 0)", true));
 }
 
+/// Whether the quotient in the score is one.
+bool is_deciding_quotient(const std::string& score) {
+  const std::vector<Param> params{Param("t", {64}, Type::real)};
+  const ScoreProgram program = compile({.score_mod = parse(score, params), .params = params});
+  const base::IdVector<char> found = deciding_quotients_of_scores(program.forward);
+  for (ValueId id = 0; id < found.size(); ++id)
+    if (program.forward[id].op == Op::div) return found[id] != 0;
+  ADD_FAILURE() << score;
+  return false;
+}
+
+TEST(DecidingQuotients, AreThoseOfTwoScoresThatAreRoundedOrCompared) {
+  for (const char* score : {"score + floor(score / abs(score))", "floor(2 * (score / tanh(score)))", "where(score / abs(score) == 1, score, 0)",
+                            "score * to_real(to_integer(score / abs(score)))", "floor(where(head == 0, score / abs(score), 0))"})
+    EXPECT_TRUE(is_deciding_quotient(score)) << score;
+  for (const char* score : {"score / abs(score)", "floor(score / t[head])", "floor(t[head] / score)", "where(score < 0, score / abs(score), 0)"})
+    EXPECT_FALSE(is_deciding_quotient(score)) << score;
+}
+
 }  // namespace
 }  // namespace foveal::scoring

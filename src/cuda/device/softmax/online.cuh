@@ -90,13 +90,14 @@ struct OnlineSoftmax {
   /// wgmma wait, where nothing hides them.
   FOVEAL_DEVICE void complete() const { store_if_negative(sum[0] + sum[1]); }
 
-  /// Reduces the row sums over the quad; returns 1 / sum (0 for a row without keys) and lse. A sum without a maximum: all scores are NaN.
+  /// Reduces the row sums over the quad; returns 1 / sum (0 for a row without keys) and lse. Without a maximum the sum is 0, or NaN where scores
+  /// are, and stands for its inverse: 0 would hide these where dropout left nothing else.
   FOVEAL_DEVICE void finish(float scale_log2, float (&inverse)[2], float (&lse)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float total = quad_sum(sum[r]);
       const bool empty = reference[r] == -infinity();
-      inverse[r] = empty ? 0.0f : 1.0f / total;
+      inverse[r] = empty ? total : 1.0f / total;
       lse[r] = empty ? total - infinity() : natural(reference[r], scale_log2, log2_approx(total));
     }
   }
@@ -107,7 +108,7 @@ struct OnlineSoftmax {
     for (int r = 0; r < 2; ++r) {
       const float total = quad_sum(sum[r]);
       const bool empty = reference[r] == -infinity();
-      inverse[r] = empty ? 0.0f : 1.0f / total;
+      inverse[r] = empty ? total : 1.0f / total;
       const double top = empty ? -static_cast<double>(infinity()) : static_cast<double>(reference[r]) * scale_log2;
       lse[r] = (top + log2_approx(empty ? 1.0f + total : total)) * 0.69314718055994531;
     }
@@ -125,7 +126,7 @@ struct OnlineSoftmax {
       const float finite = empty ? 0.0f : top;
       const float of_keys = exp2_real((shift - finite) * unit);
       const float total = quad_sum(sum[r]) * of_keys + exp2_real((sink_shift - finite) * unit);
-      inverse[r] = empty ? 0.0f : of_keys / total;
+      inverse[r] = empty ? total : of_keys / total;
       lse[r] = far ? top + log2_approx(total) * kLn2 : (top + log2_approx(total)) * kLn2;
     }
   }
