@@ -413,11 +413,6 @@ def speed():
     return "\n".join(lines + [f"| {machine} | {what} | {beside} | {times(cells[0])} | {times(cells[1])} |" for machine, what, beside, cells in rows])
 
 
-def of_other_version(row, ours):
-    """Says the version of transformers of a row, where it is not that of the row beside it."""
-    return "" if row["transformers"] == ours["transformers"] else f" (transformers {row['transformers']})"
-
-
 MODELS = {"t5": "T5", "gemma2": "Gemma 2", "llama": "Llama", "gpt2": "GPT-2"}
 
 
@@ -427,23 +422,23 @@ def listed(names):
     return f"{', '.join(most)} and {last}" if most else last
 
 
+def not_offered(row):
+    return "does not support an attention implementation" in row.get("refused", "")
+
+
 def models_caption():
     """What the figure shows, below it."""
     rows = rows_of("h200-models")
     _, dtype, batch, length = rows[0]["case"].split()
+    (release,) = {row["transformers"] for row in rows}
     cases = {MODELS[case.split()[0]]: found for case, found in by_case(rows).items()}
-    flex = {row["case"].split()[0]: why(row) for row in rows if row["contender"] == "flex" and "refused" in row}
-    if flex.keys() != {"t5", "gpt2"} or "CUDA error" not in flex["t5"] or "does not support" not in flex["gpt2"]:
-        sys.exit("README.md: the caption of the figure does not say where flex failed")
-    ties = [name for name, found in cases.items() if abs(found["foveal"]["ms"] / found["sdpa"]["ms"] - 1) < 0.01]
-    releases = collections.defaultdict(list)
-    for name, found in cases.items():
-        releases[found["foveal"]["transformers"]].append(name)
-    t5 = cases["T5"]
-    return (f"One training step (forward, backward, SGD) on one {rows[0]['machine'].removeprefix('NVIDIA ')}, batch {batch[1:]}, {length[1:]} tokens, {dtype}. "
-            f"On {listed(ties)} foveal and sdpa take\nthe same time within 1 %; sdpa leaves out Gemma 2's softcap. FlexAttention fails on T5 with a CUDA error"
-            f"{of_other_version(t5['flex'], t5['foveal'])};\ntransformers does not offer it for GPT-2. Releases of transformers: "
-            + "; ".join(f"{release} ({listed(names)})" for release, names in releases.items()) + ".")
+    ratios = {who: listed([f"{found['foveal']['ms'] / found[who]['ms']:.2f} on {name}" for name, found in cases.items() if "ms" in found[who]])
+              for who in ("sdpa", "flex")}
+    missing = [f"{who} for {name}" for name, found in cases.items() for who, row in found.items() if not_offered(row)]
+    failed = [f"{who} on {name}: {why(row)}." for name, found in cases.items() for who, row in found.items() if "refused" in row and not not_offered(row)]
+    return "\n".join([f"One training step (forward, backward, SGD) on one {rows[0]['machine'].removeprefix('NVIDIA ')}, batch {batch[1:]}, {length[1:]} tokens, {dtype}, "
+                      f"transformers {release}.", f"foveal's time over sdpa's: {ratios['sdpa']}; over flex's: {ratios['flex']}.",
+                      f"Not offered by transformers: {listed(missing)}. {' '.join(failed)}".rstrip()])
 
 
 def times(ratio):
@@ -488,16 +483,11 @@ def models():
     rows = rows_of("h200-models")
     cases = by_case(rows)
     columns = [who for who in ("eager", "sdpa", "flex", "foveal") if any(who in found for found in cases.values())]
-    runs = collections.defaultdict(list)
-    for case, found in cases.items():
-        ours = found["foveal"]
-        runs[f"transformers {ours['transformers']}, commit {built(ours)}"].append(case.split()[0])
-    of_runs = "; ".join(f"{run} ({', '.join(models)})" if len(runs) > 1 else run for run, models in runs.items())
-    lines = [f"{rows[0]['machine']}, torch {rows[0]['torch']}, {of_runs}; a step: forward, backward, SGD:", "",
+    lines = [f"{rows[0]['machine']}, torch {rows[0]['torch']}, transformers {rows[0]['transformers']}, commit {built(rows[0])}; a step: forward, backward, SGD:", "",
              "| model, type, batch, length | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     failed = []
     for case, found in cases.items():
-        failed += [f"{who}, {case.split()[0]}{of_other_version(row, found['foveal'])}: {why(row)}" for who, row in found.items() if "refused" in row]
+        failed += [f"{who}, {case.split()[0]}: {'not offered by transformers' if not_offered(row) else why(row)}" for who, row in found.items() if "refused" in row]
         cells = [f"{found[who]['ms']:.0f} ms, {found[who]['peak_bytes'] / 2**30:.1f} GiB" if "ms" in found.get(who, {}) else "-" for who in columns]
         lines.append(f"| {case} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", *(f"- {words}" for words in failed)]).rstrip("\n")
