@@ -259,7 +259,8 @@ TEST_F(ScoreEmit, WhatDecidesAnIndexIsExact) {
 }
 
 TEST_F(ScoreEmit, AQuotientOfScoresThatIsRoundedIsExact) {
-  const std::string text = emit_score(problem_of("backward bf16 b1 h1 q64 d16 score=\"score * floor(score / abs(score)) + score / abs(score)\""));
+  const std::string text =
+      emit_score(problem_of("backward bf16 b1 h1 q64 d16 score=\"score * floor(score / abs(score)) + score / abs(score)\""));
   EXPECT_NE(text.find("fv_divide<false>"), std::string::npos) << text;
   const std::string smooth = emit_score(problem_of("backward bf16 b1 h1 q64 d16 score=\"score / abs(score)\""));
   EXPECT_EQ(smooth.find("fv_divide<false>"), std::string::npos) << smooth;

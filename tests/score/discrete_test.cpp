@@ -50,10 +50,12 @@ bool is_deciding_quotient(const std::string& score) {
 }
 
 TEST(DecidingQuotients, AreThoseOfTwoScoresThatAreRoundedOrCompared) {
-  for (const char* score : {"score + floor(score / abs(score))", "floor(2 * (score / tanh(score)))", "where(score / abs(score) == 1, score, 0)",
-                            "score * to_real(to_integer(score / abs(score)))", "floor(where(head == 0, score / abs(score), 0))"})
+  for (const char* score :
+       {"score + floor(score / abs(score))", "floor(2 * (score / tanh(score)))", "where(score / abs(score) == 1, score, 0)",
+        "score * to_real(to_integer(score / abs(score)))", "floor(where(head == 0, score / abs(score), 0))"})
     EXPECT_TRUE(is_deciding_quotient(score)) << score;
-  for (const char* score : {"score / abs(score)", "floor(score / t[head])", "floor(t[head] / score)", "where(score < 0, score / abs(score), 0)"})
+  for (const char* score :
+       {"score / abs(score)", "floor(score / t[head])", "floor(t[head] / score)", "where(score < 0, score / abs(score), 0)"})
     EXPECT_FALSE(is_deciding_quotient(score)) << score;
 }
 
