@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, ove
 from . import _core, arrays
 from ._core import Pass
 from .argument_errors import public
-from .describe import Bound, Options, Rng, trace, wanted_gradients
-from .signatures import A, Arguments, Array, Mask, ScoreMod, check_flags, check_names, check_seeds, length_slots, pair, tokens
+from .describe import Bound, Rng, trace, wanted_gradients
+from .signatures import A, Arguments, Array, Mask, Options, ScoreMod, check_flags, check_names, check_seeds, length_slots, pair, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
