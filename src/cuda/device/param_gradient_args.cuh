@@ -1,5 +1,5 @@
 #pragma once
-// Shared with the host: plain types only.
+// What kernels/param_gradient.cuh is called with, and compiled for. Shared with the host: plain types only.
 
 namespace foveal::device {
 
@@ -10,6 +10,16 @@ struct ParamGradientArgs {
   int rank, unused;
   long long elements;
   long long size[6], stride[6];
+};
+
+/// kConfig.
+struct ParamGradientConfig {
+  int bin_bits;  ///< of exact sums (score/exact_sum.cuh)
+
+  template <class Self, class Fn>
+  static void fields(Self& self, Fn fn) {
+    fn("bin_bits", self.bin_bits);
+  }
 };
 
 }  // namespace foveal::device

@@ -1,5 +1,6 @@
 #pragma once
-// Arguments of the kernels that move rows between buffers of ranks. Shared with the host: plain types only.
+// What the kernels that move rows between buffers of ranks are called with, and compiled for (kConfig). Shared with the host: plain types
+// only.
 #include "args.cuh"
 
 namespace foveal::device {
@@ -20,6 +21,17 @@ struct MoveRowsArgs {
   int adds, more_count;
 };
 
+/// kConfig of kernels/move_rows.cuh.
+struct MoveRowsConfig {
+  int vector;        ///< elements that a thread moves at once, as addresses and strides allow
+  bool tokens_last;  ///< tokens are contiguous in memory
+
+  template <class Self, class Fn>
+  static void fields(Self& self, Fn fn) {
+    fn("vector", self.vector), fn("tokens_last", self.tokens_last);
+  }
+};
+
 /// Final output from wide accumulated parts: the sink is applied, rows without keys become zero.
 struct FinishRowsArgs {
   RowsView out, wide;  ///< to, from
@@ -27,6 +39,17 @@ struct FinishRowsArgs {
   const void* sink;    ///< of the first head; may be null
   long long sink_stride;
   int batch, tokens, heads, dim;
+};
+
+/// kConfig of kernels/finish_rows.cuh.
+struct FinishRowsConfig {
+  bool has_sink;
+  int vector;  ///< elements that a lane moves at once
+
+  template <class Self, class Fn>
+  static void fields(Self& self, Fn fn) {
+    fn("has_sink", self.has_sink), fn("vector", self.vector);
+  }
 };
 
 /// d sink[head] = - sum over rows of p(sink) (dout . out - dlse).

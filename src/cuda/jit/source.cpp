@@ -70,13 +70,8 @@ class Assembler {
 
 }  // namespace
 
-Constants& Constants::set(const std::string& name, int value) {
-  text_ += base::join("constexpr int ", name, " = ", value, ";\n");
-  return *this;
-}
-
-Constants& Constants::set(const std::string& name, bool value) {
-  text_ += base::join("constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
+Constants& Constants::set_shared_bytes(std::size_t bytes) {
+  text_ += base::join("constexpr int kSharedBytes = ", bytes, ";\n");
   return *this;
 }
 

@@ -13,7 +13,6 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr std::int64_t rows_multiple = 128;  ///< no tile of keys of a backward kernel is larger: it holds rows of one sequence only
 constexpr unsigned threads = 256;
 constexpr std::int64_t pieces_of_a_thread = 8, most_ctas = 65535;
 
@@ -83,10 +82,9 @@ class GatherPages : public WrappedPass {
     const char* element = bytes == 8 ? "unsigned long long" : bytes == 4 ? "unsigned" : "unsigned short";
     jit::Constants constants;
     constants.set_type("Piece", in_pieces(pool) ? "uint4" : element)
-        .set("kPieceElements", in_pieces(pool) ? 16 / bytes : 1)
-        .set("kElementBytes", bytes)
         .set_type("SeqlenKvIndex", lengths_type())
-        .set("kZerosTo", static_cast<int>(rows_multiple));
+        .set_struct("kConfig", "GatherPagesConfig", "pages_args.cuh",
+                    device::GatherPagesConfig{.piece_elements = in_pieces(pool) ? 16 / bytes : 1});
     return {.stem = "gather_pages", .constants = constants};
   }
 
@@ -134,11 +132,11 @@ class GatherPages : public WrappedPass {
 
 }  // namespace
 
-problem::Problem gathered(const problem::Problem& paged) { return planning::gathered(paged, wide_of(paged.dtype), rows_multiple); }
+problem::Problem gathered(const problem::Problem& paged) { return planning::gathered(paged, wide_of(paged.dtype), device::kRowsMultiple); }
 
 std::optional<std::string> refuses_gathering(const problem::Problem& p) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 2;
-  const std::int64_t rows = base::round_up(p.seqlen_kv, rows_multiple);
+  const std::int64_t rows = base::round_up(p.seqlen_kv, device::kRowsMultiple);
   if (p.batch > most_ctas) return base::join("batch ", p.batch, " with keys on pages exceeds ", most_ctas);
   if (rows > 0 && p.batch > most / rows)
     return base::join("batch ", p.batch, " times ", rows, " keys that a row of block_table holds exceeds ", most);

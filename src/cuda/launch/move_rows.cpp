@@ -38,13 +38,15 @@ int vector_of(const DeviceRows& a, const DeviceRows& b, const RowSizes& sizes) {
 
 jit::Constants move_constants(DType from, DType to, int vector, bool tokens_last) {
   jit::Constants constants;
-  constants.set_type("From", type_of(from)).set_type("To", type_of(to)).set("kVector", vector).set("kTokensLast", tokens_last);
+  constants.set_type("From", type_of(from))
+      .set_type("To", type_of(to))
+      .set_struct("kConfig", "MoveRowsConfig", "rows_args.cuh", device::MoveRowsConfig{.vector = vector, .tokens_last = tokens_last});
   return constants;
 }
 jit::Constants finish_constants(DType element, DType sink, bool has_sink, int vector) {
   jit::Constants constants;
   constants.set_type("Element", type_of(element)).set_type("Wide", type_of(wide_type(element))).set_type("Sink", type_of(sink));
-  constants.set("kHasSinkLogit", has_sink).set("kVector", vector);
+  constants.set_struct("kConfig", "FinishRowsConfig", "rows_args.cuh", device::FinishRowsConfig{.has_sink = has_sink, .vector = vector});
   return constants;
 }
 jit::Constants sink_gradient_constants(DType element, DType sink) {

@@ -69,8 +69,8 @@ class NarrowIndices : public WrappedPass {
       if (from == to) continue;
       jit::Constants constants;
       constants.set_type("Index", from.dtype == DType::i64 ? "long long" : device_type(from.dtype))
-          .set("kRank", from.rank)
-          .set("kTogether", lie_together(from));
+          .set_struct("kConfig", "NarrowConfig", "narrow_args.cuh",
+                      device::NarrowConfig{.rank = from.rank, .together = lie_together(from)});
       narrowed_.push_back({.param = i,
                            .offset = workspace_.reserve(static_cast<std::size_t>(bytes_of(to))),
                            .kernel = kernels_.add({.stem = "narrow_indices", .constants = constants})});

@@ -27,7 +27,9 @@ ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, 
     }
     gradient.offset = workspace.reserve(gradient.bytes);
     jit::KernelSource source{.stem = "param_gradient"};
-    source.constants.set_type("Gradient", element_type(target.dtype)).set_type("Value", element_type(real)).set("kBinBits", bin_bits);
+    source.constants.set_type("Gradient", element_type(target.dtype))
+        .set_type("Value", element_type(real))
+        .set_struct("kConfig", "ParamGradientConfig", "param_gradient_args.cuh", device::ParamGradientConfig{.bin_bits = bin_bits});
     gradient.convert = kernels.add(std::move(source));
 
     text_ += base::join(text_.empty() ? "" : "; ", p.params[i].param.name());

@@ -30,7 +30,7 @@ jit::KernelSource query_tables_sm90_source(const HopperProblem& problem, const S
   jit::KernelSource source{.stem = "rows_sm90", .constants = attention_constants(p)};
   source.score = emit_score(p, {.pairs = true, .rows = config.reads, .band = !problem.mask.is_list()});
   source.constants.set_struct("kConfig", "RowsConfig", "sm90_config.cuh", whole);
-  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
+  source.constants.set_shared_bytes(config.shared_bytes(p));
   return source;
 }
 

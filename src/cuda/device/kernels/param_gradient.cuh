@@ -1,4 +1,6 @@
 // Writes one parameter's gradient, from exact sums, values, or as zeros, in its own type and strides.
+//
+// config.cuh: kConfig (a ParamGradientConfig); Gradient, Value (types).
 #include "element.cuh"
 #include "param_gradient_args.cuh"
 #include "score/exact_sum.cuh"
@@ -16,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(256) param_gradient(const __grid_co
   }
   double value = 0;
   if (args.bins) {
-    value = ExactSum<kBinBits>::value(args.bins, args.elements, element);
+    value = ExactSum<kConfig.bin_bits>::value(args.bins, args.elements, element);
   } else if (args.values) {
     value = static_cast<const Value*>(args.values)[element];
   }
