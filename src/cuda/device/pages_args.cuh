@@ -26,7 +26,8 @@ struct PagesArgs {
   int* used;  ///< entries of `uses` in use; initially 0
 };
 
-/// The gathered rows of a sequence are a multiple of this: no tile of keys of a backward kernel is larger, and it holds rows of one sequence.
+/// The gathered rows of a sequence are a multiple of this: no tile of keys of a backward kernel is larger, and it holds rows of one
+/// sequence.
 constexpr int kRowsMultiple = 128;
 
 /// kConfig of kernels/gather_pages.cuh.
