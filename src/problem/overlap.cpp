@@ -82,8 +82,6 @@ ByteRange bytes_of(const TensorView& view) {
   return bytes;
 }
 
-bool overlap(const TensorView& a, const TensorView& b) { return overlap(a, bytes_of(a), b); }
-
 bool overlap(const TensorView& a, const ByteRange& bytes_a, const TensorView& b) {
   const ByteRange bytes_b = bytes_of(b);
   if (bytes_a.end <= bytes_b.begin || bytes_b.end <= bytes_a.begin) return false;

@@ -14,8 +14,6 @@ std::string value_text(KeyRows rows);  ///< as device text
 
 namespace foveal::cuda {
 
-/// How a kernel finds the rows of its keys.
-device::KeyRows key_rows_of(const problem::Problem& problem);
 device::BlockTable block_table(const problem::Buffers& buffers);
 
 /// Why kernels cannot take the parameters, or nothing.

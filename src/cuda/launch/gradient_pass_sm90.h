@@ -36,7 +36,6 @@ GradientKernelSm90 collect_sm90(const HopperProblem& problem, const Sm90CollectC
 
 /// covers: the kernel writes every element of the parameter's gradient.
 jit::KernelSource pairs_sm90_source(const HopperProblem& problem, const Sm90PairsConfig& config, int read, bool covers);
-jit::KernelSource query_tables_sm90_source(const HopperProblem& problem, const Sm90RowsConfig& config);
 jit::KernelSource collect_sm90_source(const HopperProblem& problem, const Sm90CollectConfig& config);
 
 class GradientPassSm90 {
