@@ -1,6 +1,7 @@
 #include "cuda/jit/source.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 

@@ -6,10 +6,8 @@
 //   #include "config.cuh"   the constants, e.g. `constexpr ForwardConfig kConfig{.block_kv = 128, ...};`
 //   #include "emit.cuh"     the functions that score_emit wrote for this score and mask
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "cuda/jit/struct_text.h"

@@ -1,7 +1,5 @@
 #include "cuda/launch/backward_sm90.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 #include "base/divide.h"
 #include "cuda/device/layout/agreed.cuh"

@@ -2,7 +2,6 @@
 // Passes that sum gradients of parameters after the main kernel of a Hopper backward pass. Each recomputes scores in a kernel of its own;
 // tables, tensor maps and launches are alike.
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "cuda/jit/kernel_set.h"

@@ -5,7 +5,6 @@
 #include "base/check.h"
 #include "base/divide.h"
 #include "cuda/device/narrow_args.cuh"
-#include "cuda/launch/attention_args.h"
 #include "cuda/launch/wrapped_pass.h"
 #include "cuda/score/score_writer.h"
 #include "plan/gather_pages.h"

@@ -1,4 +1,3 @@
-#include "base/check.h"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/gradient_pass_sm90.h"
 #include "cuda/score/score_emit.h"
