@@ -4,6 +4,8 @@
 
 namespace foveal::device {
 
+constexpr int kNarrowThreads = 256;  ///< of a CTA, four elements each
+
 struct NarrowArgs {
   ParamView from;
   unsigned char* to;

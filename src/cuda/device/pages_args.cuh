@@ -26,6 +26,7 @@ struct PagesArgs {
   int* used;  ///< entries of `uses` in use; initially 0
 };
 
+constexpr int kPageThreads = 256;  ///< of a CTA
 /// The gathered rows of a sequence are a multiple of this: no tile of keys of a backward kernel is larger, and it holds rows of one
 /// sequence.
 constexpr int kRowsMultiple = 128;

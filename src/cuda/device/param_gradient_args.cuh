@@ -3,6 +3,8 @@
 
 namespace foveal::device {
 
+constexpr int kParamGradientThreads = 256;  ///< of a CTA, an element each
+
 struct ParamGradientArgs {
   const unsigned long long* bins;  ///< exact sums, or null
   const void* values;              ///< values in row-major order, or null; neither: zeros

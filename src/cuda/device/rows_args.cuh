@@ -11,6 +11,8 @@ struct RowsView {
   long long batch, token, head, dim;
 };
 
+constexpr int kRowThreads = 256;    ///< of a CTA of move_rows and finish_rows
+constexpr int kSinkThreads = 1024;  ///< of sink_gradient
 constexpr int kMaxMoreRows = 7;
 
 /// to = from, or from + more[0] + more[1] ..., or to += from.

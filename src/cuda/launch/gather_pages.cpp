@@ -13,7 +13,6 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr unsigned threads = 256;
 constexpr std::int64_t pieces_of_a_thread = 8, most_ctas = 65535;
 
 DType wide_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
@@ -67,8 +66,9 @@ class GatherPages : public WrappedPass {
     if (!sums()) return;
     const device::PagesArgs lists = args_of(given, {}, {}, workspace);
     driver::fill(lists.used, 0, sizeof(int), stream);
-    list_uses_->launch({.grid_x = static_cast<unsigned>((p_.pages() + threads / 32 - 1) / (threads / 32)), .threads = threads}, lists,
-                       stream);
+    list_uses_->launch(
+        {.grid_x = static_cast<unsigned>(base::divide_up(p_.pages(), device::kPageThreads / 32)), .threads = device::kPageThreads}, lists,
+        stream);
     if (p_.dk.present) sum(args_of(given, given.dk, buffers->dk, workspace), stream);
     if (p_.dv.present) sum(args_of(given, given.dv, buffers->dv, workspace), stream);
   }
@@ -115,13 +115,17 @@ class GatherPages : public WrappedPass {
                  ", no multiple of 16 bytes as those that were planned for; plan with tensors like it");
     const std::int64_t pieces =
         std::int64_t{args.seqlen_kv} * args.heads * args.dim / (in_pieces(pool) ? 16 / static_cast<int>(size_of(pool.dtype)) : 1);
-    kernel.launch({.grid_x = ctas(pieces, threads * pieces_of_a_thread), .grid_y = static_cast<unsigned>(args.batch), .threads = threads},
+    kernel.launch({.grid_x = ctas(pieces, device::kPageThreads * pieces_of_a_thread),
+                   .grid_y = static_cast<unsigned>(args.batch),
+                   .threads = device::kPageThreads},
                   args, stream);
   }
 
   void sum(const device::PagesArgs& args, Stream stream) const {
     const std::int64_t elements = std::int64_t{args.page_size} * args.heads * args.dim;
-    sum_->launch({.grid_x = static_cast<unsigned>(args.pages), .grid_y = ctas(elements, threads * pieces_of_a_thread), .threads = threads},
+    sum_->launch({.grid_x = static_cast<unsigned>(args.pages),
+                  .grid_y = ctas(elements, device::kPageThreads * pieces_of_a_thread),
+                  .threads = device::kPageThreads},
                  args, stream);
   }
 

@@ -10,7 +10,6 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr unsigned row_threads = 256;
 constexpr std::int64_t most_row_ctas = 4096;
 
 const char* type_of(DType dtype) {
@@ -56,8 +55,8 @@ jit::Constants sink_gradient_constants(DType element, DType sink) {
 }
 
 jit::LaunchShape shape_of(std::int64_t work, std::int64_t batch) {
-  const std::int64_t ctas = std::clamp<std::int64_t>(base::divide_up(work, row_threads), 1, most_row_ctas);
-  return {.grid_x = static_cast<unsigned>(ctas), .grid_y = static_cast<unsigned>(batch), .threads = row_threads};
+  const std::int64_t ctas = std::clamp<std::int64_t>(base::divide_up(work, device::kRowThreads), 1, most_row_ctas);
+  return {.grid_x = static_cast<unsigned>(ctas), .grid_y = static_cast<unsigned>(batch), .threads = device::kRowThreads};
 }
 
 /// The grid takes at most 65535 batches, and kernels count rows in 32 bits.
@@ -146,7 +145,8 @@ void RowKernels::sink_gradient(const DeviceRows& out, const DeviceRows& dout, co
                                       static_cast<int>(sizes.heads),
                                       static_cast<int>(sizes.dim)};
   const jit::Kernel& loaded = kernel("sink_gradient", sink_gradient_constants(out.dtype, sink.dtype));
-  if (!stream.only_loads) loaded.launch({.grid_x = static_cast<unsigned>(sizes.heads), .threads = 1024}, args, stream.stream);
+  if (!stream.only_loads)
+    loaded.launch({.grid_x = static_cast<unsigned>(sizes.heads), .threads = device::kSinkThreads}, args, stream.stream);
 }
 
 const RowKernels& row_kernels(int device) {

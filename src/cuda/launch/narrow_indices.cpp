@@ -13,7 +13,6 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr unsigned copy_threads = 256;
 constexpr std::int64_t most_rows = 65535, row_multiple = 16;  // bytes: tiles that TMA loads
 
 /// Is a parameter read per pair, and only to index dimensions of at most 256 elements?
@@ -100,9 +99,9 @@ class NarrowIndices : public WrappedPass {
         args.from.stride[d] = from.strides[at], args.from.size[d] = static_cast<int>(from.sizes[at]), args.to_stride[d] = to.strides[at];
       }
       const std::int64_t columns = to.sizes[static_cast<std::size_t>(to.rank) - 1];
-      one.kernel->launch({.grid_x = static_cast<unsigned>((columns + 4 * copy_threads - 1) / (4 * copy_threads)),
+      one.kernel->launch({.grid_x = static_cast<unsigned>(base::divide_up(columns, 4 * device::kNarrowThreads)),
                           .grid_y = static_cast<unsigned>(rows_of(to)),
-                          .threads = copy_threads},
+                          .threads = device::kNarrowThreads},
                          args, stream);
     }
     pass_->run(*buffers, workspace, stream);

@@ -90,7 +90,9 @@ void ParamGradients::convert(const Gradient& gradient, const unsigned long long*
     args.size[d] = view.sizes[static_cast<std::size_t>(d)];
     args.stride[d] = view.strides[static_cast<std::size_t>(d)];
   }
-  gradient.convert->launch({.grid_x = static_cast<unsigned>(base::divide_up(gradient.elements, 256)), .threads = 256}, args, stream);
+  gradient.convert->launch({.grid_x = static_cast<unsigned>(base::divide_up(gradient.elements, device::kParamGradientThreads)),
+                            .threads = device::kParamGradientThreads},
+                           args, stream);
 }
 
 }  // namespace foveal::cuda

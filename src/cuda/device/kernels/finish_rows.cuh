@@ -7,7 +7,8 @@
 #include "config.cuh"
 
 /// Grid: (any, batch); one row for each warp at a time.
-extern "C" __global__ void __launch_bounds__(256) finish_rows(const __grid_constant__ foveal::device::FinishRowsArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kRowThreads)
+    finish_rows(const __grid_constant__ foveal::device::FinishRowsArgs args) {
   using namespace foveal::device;
   const double none = -static_cast<double>(infinity());
   const u64 all = static_cast<u64>(args.tokens) * args.heads, step = static_cast<u64>(gridDim.x) * (blockDim.x / kWarp);

@@ -7,7 +7,8 @@
 #include "config.cuh"
 
 /// Grid: (any, sequences).
-extern "C" __global__ void __launch_bounds__(256) gather_pages(const __grid_constant__ foveal::device::PagesArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kPageThreads)
+    gather_pages(const __grid_constant__ foveal::device::PagesArgs args) {
   using namespace foveal::device;
   const int sequence = blockIdx.y, length = length_of<SeqlenKvIndex>(args, sequence);
   const int pieces = args.dim / kConfig.piece_elements, rows = min(round_up(length, kRowsMultiple), args.seqlen_kv);

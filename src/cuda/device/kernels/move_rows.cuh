@@ -25,7 +25,8 @@ FOVEAL_DEVICE void convert(A& to, A from) {
 }  // namespace foveal::device
 
 /// Grid: (any, batch); threads stride over pieces of rows.
-extern "C" __global__ void __launch_bounds__(256) move_rows(const __grid_constant__ foveal::device::MoveRowsArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kRowThreads)
+    move_rows(const __grid_constant__ foveal::device::MoveRowsArgs args) {
   using namespace foveal::device;
   const From* from = static_cast<const From*>(args.from.data) + blockIdx.y * args.from.batch;
   To* to = static_cast<To*>(args.to.data) + blockIdx.y * args.to.batch;

@@ -17,7 +17,8 @@ __device__ inline unsigned narrow(Index index) { return index < 0 ? 0u : index >
 }  // namespace foveal::device
 
 /// Grid: (any, rows of the last dimension).
-extern "C" __global__ void __launch_bounds__(256) narrow_indices(const __grid_constant__ foveal::device::NarrowArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kNarrowThreads)
+    narrow_indices(const __grid_constant__ foveal::device::NarrowArgs args) {
   using namespace foveal::device;
   const Index* from = static_cast<const Index*>(args.from.data);
   unsigned char* to = args.to;
@@ -30,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256) narrow_indices(const __grid_co
   }
   const int count = args.from.size[kConfig.rank - 1];
   const long long stride = args.from.stride[kConfig.rank - 1];
-  for (int first = 4 * (blockIdx.x * 256 + threadIdx.x); first < count; first += 4 * 256 * gridDim.x) {
+  for (int first = 4 * (blockIdx.x * kNarrowThreads + threadIdx.x); first < count; first += 4 * kNarrowThreads * gridDim.x) {
     FourIndices four{};
     if (kConfig.together && first + 4 <= count) {
       four = *reinterpret_cast<const FourIndices*>(from + first);

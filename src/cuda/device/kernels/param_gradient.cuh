@@ -7,9 +7,10 @@
 
 #include "config.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) param_gradient(const __grid_constant__ foveal::device::ParamGradientArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kParamGradientThreads)
+    param_gradient(const __grid_constant__ foveal::device::ParamGradientArgs args) {
   using namespace foveal::device;
-  const i64 element = i64(blockIdx.x) * 256 + threadIdx.x;
+  const i64 element = i64(blockIdx.x) * kParamGradientThreads + threadIdx.x;
   if (element >= args.elements) return;
   i64 rest = element, offset = 0;
   for (int d = args.rank - 1; d >= 0; --d) {
