@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/divide.h"
+#include "base/wide_type.h"
 #include "cuda/device/pages_args.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/wrapped_pass.h"
@@ -14,8 +15,6 @@ namespace foveal::cuda {
 namespace {
 
 constexpr std::int64_t pieces_of_a_thread = 8, most_ctas = 65535;
-
-DType wide_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 unsigned ctas(std::int64_t work, std::int64_t per_cta) {
   return static_cast<unsigned>(std::clamp<std::int64_t>(base::divide_up(work, per_cta), 1, most_ctas));
@@ -44,7 +43,7 @@ class GatherPages : public WrappedPass {
     if (!sums()) return;
     jit::Constants list, sum;
     list.set_type("SeqlenKvIndex", lengths_type());
-    sum.set_type("Element", element_type(p_.dtype)).set_type("Wide", element_type(wide_of(p_.dtype)));
+    sum.set_type("Element", element_type(p_.dtype)).set_type("Wide", element_type(base::wide_type(p_.dtype)));
     list_uses_ = kernels_.add({.stem = "list_page_uses", .constants = list});
     sum_ = kernels_.add({.stem = "sum_pages", .constants = sum});
   }
@@ -136,7 +135,9 @@ class GatherPages : public WrappedPass {
 
 }  // namespace
 
-problem::Problem gathered(const problem::Problem& paged) { return planning::gathered(paged, wide_of(paged.dtype), device::kRowsMultiple); }
+problem::Problem gathered(const problem::Problem& paged) {
+  return planning::gathered(paged, base::wide_type(paged.dtype), device::kRowsMultiple);
+}
 
 std::optional<std::string> refuses_gathering(const problem::Problem& p) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 2;

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/divide.h"
+#include "base/wide_type.h"
 #include "cuda/launch/attention_args.h"
 
 namespace foveal::cuda {
@@ -16,8 +17,6 @@ const char* type_of(DType dtype) {
   if (dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return element_type(dtype);
   base::fail(ErrorCode::unsupported, "rows of ", to_string(dtype), "; expected f64, f32, bf16 or f16");
 }
-
-DType wide_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 /// May `count` neighbours along dim be read or written at once?
 bool in_pieces(const DeviceRows& rows, const RowSizes& sizes, std::int64_t count) {
@@ -44,13 +43,13 @@ jit::Constants move_constants(DType from, DType to, int vector, bool tokens_last
 }
 jit::Constants finish_constants(DType element, DType sink, bool has_sink, int vector) {
   jit::Constants constants;
-  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(wide_type(element))).set_type("Sink", type_of(sink));
+  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(base::wide_type(element))).set_type("Sink", type_of(sink));
   constants.set_struct("kConfig", "FinishRowsConfig", "rows_args.cuh", device::FinishRowsConfig{.has_sink = has_sink, .vector = vector});
   return constants;
 }
 jit::Constants sink_gradient_constants(DType element, DType sink) {
   jit::Constants constants;
-  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(wide_type(element))).set_type("Sink", type_of(sink));
+  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(base::wide_type(element))).set_type("Sink", type_of(sink));
   return constants;
 }
 
@@ -159,7 +158,7 @@ const RowKernels& row_kernels(int device) {
 std::vector<jit::KernelSource> row_kernel_sources(DType element) {
   std::vector<jit::KernelSource> sources;
   const auto add = [&](const char* stem, const jit::Constants& constants) { sources.push_back({.stem = stem, .constants = constants}); };
-  const DType wide = wide_type(element);
+  const DType wide = base::wide_type(element);
   for (const auto& [from, to] : {std::pair{element, element}, std::pair{wide, element}, std::pair{wide, wide}, std::pair{DType::f64, wide}})
     for (const int vector : {1, static_cast<int>(16 / std::max(size_of(from), size_of(to)))})
       add("move_rows", move_constants(from, to, vector, vector == 1));

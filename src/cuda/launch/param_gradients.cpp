@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/divide.h"
 #include "base/strided.h"
+#include "base/wide_type.h"
 #include "cuda/device/param_gradient_args.cuh"
 #include "cuda/launch/attention_args.h"
 
@@ -12,7 +13,7 @@ namespace foveal::cuda {
 
 ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, Workspace& workspace, jit::KernelSet& kernels) {
   const int bin_bits = exact_sum_bin_bits(p);
-  const DType real = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType real = base::wide_type(p.dtype);
   for (std::size_t i = 0; i < p.params.size(); ++i) {
     Gradient gradient{.param = i, .storage = plan.storage[i]};
     if (gradient.storage == GradientStorage::none) continue;
