@@ -51,8 +51,10 @@ device::KeyRows key_rows_of(const problem::Problem& p) {
 }  // namespace
 
 const char* element_type(DType dtype) {
-  if (dtype == DType::f64) return "double";
-  return dtype == DType::bf16 ? "foveal::device::bf16" : dtype == DType::f16 ? "foveal::device::f16" : "float";
+  static constexpr const char* names[] = {"double", "float", "foveal::device::bf16", "foveal::device::f16", "long long",
+                                          "int",    "short", "signed char",          "unsigned char",       "unsigned char"};
+  static_assert(std::size(names) == static_cast<std::size_t>(DType::boolean) + 1);
+  return names[static_cast<std::size_t>(dtype)];
 }
 
 int exact_sum_bin_bits(const problem::Problem& p) {

@@ -74,7 +74,7 @@ class GatherPages : public WrappedPass {
 
  private:
   bool sums() const { return p_.dk.present || p_.dv.present; }
-  const char* lengths_type() const { return p_.seqlens_kv.dtype == DType::i64 ? "long long" : "int"; }
+  const char* lengths_type() const { return element_type(p_.seqlens_kv.dtype); }
 
   jit::KernelSource gather_source(const problem::TensorSpec& pool) const {
     const auto bytes = static_cast<int>(size_of(pool.dtype));

@@ -5,8 +5,9 @@
 #include "base/check.h"
 #include "base/divide.h"
 #include "cuda/device/narrow_args.cuh"
+#include "cuda/launch/attention_args.h"
 #include "cuda/launch/wrapped_pass.h"
-#include "cuda/score/score_writer.h"
+#include "cuda/score/score_forms.h"
 #include "plan/gather_pages.h"
 #include "score/varies.h"
 
@@ -66,7 +67,7 @@ class NarrowIndices : public WrappedPass {
       const problem::TensorSpec &from = p_.params[i].tensor, &to = narrow_.params[i].tensor;
       if (from == to) continue;
       jit::Constants constants;
-      constants.set_type("Index", from.dtype == DType::i64 ? "long long" : device_type(from.dtype))
+      constants.set_type("Index", element_type(from.dtype))
           .set_struct("kConfig", "NarrowConfig", "narrow_args.cuh",
                       device::NarrowConfig{.rank = from.rank, .together = lie_together(from)});
       narrowed_.push_back({.param = i,
