@@ -17,7 +17,6 @@ import functools
 import itertools
 from typing import Any, Callable
 
-import numpy as np
 import torch
 
 import foveal

@@ -6,10 +6,10 @@ import collections
 import math
 import pathlib
 import re
-from typing import Any, Callable
+from typing import Any
 
 from .case import parse
-from .results import OURS, Key, best_rival, cases, ratio
+from .results import OURS, best_rival, cases, ratio
 
 _COLOURS = {
     OURS: "#d1495b", "torch_sdpa": "#30638e", "cudnn": "#30638e", "fa2": "#00798c", "flex": "#8d6a9f", "sdpa": "#30638e", "eager": "#b0a990", "efficient": "#7aa95c", "math": "#b0a990",

@@ -54,11 +54,11 @@ from ._core import (
 )
 from ._core import __version__ as __version__  # type: ignore[attr-defined, unused-ignore]  # stubs have no dunder names
 from ._core import abs as abs  # noqa: A004 - the name of the score language
-from .api import Plan, Report, attention, backward, check, explain, forward, plan
-from .describe import Options
+from .api import attention, backward, forward
 from .evaluation import MaterializedWarning
 from .masks import alibi, causal, causal_bottom_right, dilated, document, global_tokens, padding, prefix_lm, softcap, window
-
+from .plans import Plan, Report, check, explain, plan
+from .signatures import Options
 
 atexit.register(_core.finish_ahead)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import types
 from typing import Iterator, NamedTuple
 
@@ -61,12 +62,7 @@ def _reads_in(code: types.CodeType) -> tuple[list[Read], list[Read], bool]:
         into = found if instruction.opname in _GLOBAL else free if instruction.opname in _FREE else None
         if into is None or (into is free and instruction.argval not in code.co_freevars):
             continue
-        attributes = []
-        for following in instructions[at + 1 :]:
-            if following.opname not in _ATTRIBUTE:
-                break
-            attributes.append(following.argval)
-        into[Read(instruction.argval, tuple(attributes))] = None
+        into[Read(instruction.argval, _attributes_after(instructions, at))] = None
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
             inner_free, inner_globals, inner_known = _reads_in(nested)
@@ -74,6 +70,11 @@ def _reads_in(code: types.CodeType) -> tuple[list[Read], list[Read], bool]:
             found.update((read, None) for read in inner_globals)
             known = known and inner_known
     return list(free), list(found), known
+
+
+def _attributes_after(instructions: list[dis.Instruction], at: int) -> tuple[str, ...]:
+    """Those that are read of what the instruction loads, one of the other."""
+    return tuple([i.argval for i in itertools.takewhile(lambda i: i.opname in _ATTRIBUTE, instructions[at + 1 :])])
 
 
 def _names_in(code: types.CodeType) -> frozenset[str]:
@@ -94,12 +95,7 @@ def _first_reads(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
             continue
         if not instruction.opname.startswith("LOAD") or name in names[:-1]:
             return None
-        attributes = []
-        for following in instructions[at + 1 :]:
-            if following.opname not in _ATTRIBUTE:
-                break
-            attributes.append(following.argval)
-        found[tuple(attributes)] = None
+        found[_attributes_after(instructions, at)] = None
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType) and name in nested.co_freevars:
             found.update((read.attributes, None) for read in _reads_in(nested)[0] if read.name == name)

@@ -6,14 +6,29 @@ import itertools
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Iterator, Sequence
+from typing import Any, Iterator, Protocol, Sequence
 
 from . import _core, arrays, introspection, refusals
 from ._core import Expr, Type
 from .symbols import IN_PLACE, MAX_UNROLL, Symbols, broadcast, install_operators, no_writing
 
-if TYPE_CHECKING:
-    from .trace import Tracer
+
+class Reader(Protocol):
+    """What captured arrays ask of the trace that they are part of (trace.Tracer)."""
+
+    wraps: bool
+    checked: bool
+    saw_values: bool
+
+    def check_own(self, value: Any) -> None: ...
+    def gradient_stopped(self) -> bool: ...
+    def indices(self, capture: Capture, given: Sequence[Any]) -> tuple[Capture, list[Any]]: ...
+    def resolved(self, index: Expr, extent: int) -> Expr: ...
+    def element(self, array: Any, index: Sequence[Any]) -> Expr: ...
+    def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Any: ...
+    def kind(self, array: Any) -> type: ...
+    def size(self, shape: tuple[int, ...]) -> Any: ...
+    def attribute(self, capture: Capture, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +58,7 @@ class Capture(metaclass=introspection.SymbolType):
     """An array seen from inside a traced function, and where it was indexed so far."""
 
     def __init__(
-        self, tracer: "Tracer", array: Any, axes: tuple[Any, ...] | None = None, order: tuple[int | None, ...] | None = None, stopped: bool = False
+        self, tracer: Reader, array: Any, axes: tuple[Any, ...] | None = None, order: tuple[int | None, ...] | None = None, stopped: bool = False
     ):  # fmt: skip
         arrays.check_sizes(array, "a captured array")
         self._tracer = tracer

@@ -13,23 +13,9 @@ from ._core import BackwardStrategy, Determinism, Expr, Param, Type
 from .number_key import number_key_of
 from .runtime_numbers import LOOKS_AT_VALUES, MOST_CONSTANTS, Computed, Path, replaced
 from .signatures import Mask, ScoreMod
+from .signatures import Options as Options
 from .trace import Tracer
 from .trace_key import Key, as_called, key_of
-
-
-class Options(NamedTuple):
-    """Where and how to run a call. An empty string lets the library choose.
-
-    backend: "cpu", "cuda" or "reference".
-    target: of the backend, such as "avx512" or "sm90"; foveal.targets() lists them.
-    threads: CPU threads; 0 for the default.
-    exclude: backends that must not be chosen, separated by commas, such as "reference".
-    """
-
-    backend: str = ""
-    target: str = ""
-    threads: int = 0
-    exclude: str = ""
 
 
 class Rng(NamedTuple):

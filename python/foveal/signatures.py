@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, Callable, Collection, Mapping, NamedTuple, Protocol, TypedDict, TypeVar
 
 from ._core import Expr
-
-if TYPE_CHECKING:
-    from .describe import Options
 
 
 class Array(Protocol):
@@ -24,6 +21,21 @@ class Array(Protocol):
 A = TypeVar("A", bound=Array)
 ScoreMod = Callable[..., object] | Expr | str | None
 Mask = Callable[..., object] | Expr | str | None
+
+
+class Options(NamedTuple):
+    """Where and how to run a call. An empty string lets the library choose.
+
+    backend: "cpu", "cuda" or "reference".
+    target: of the backend, such as "avx512" or "sm90"; foveal.targets() lists them.
+    threads: CPU threads; 0 for the default.
+    exclude: backends that must not be chosen, separated by commas, such as "reference".
+    """
+
+    backend: str = ""
+    target: str = ""
+    threads: int = 0
+    exclude: str = ""
 
 
 class Settings(TypedDict, total=False):

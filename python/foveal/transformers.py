@@ -25,7 +25,8 @@ from transformers.utils import output_capturing
 
 from . import _core, logging, transformers_alibi
 from ._core import Expr
-from .describe import Options, Rng, describe
+from .describe import Rng, describe
+from .signatures import Options
 from .torch import operators
 from .torch.operators import bound, call, draw_rng
 from .torch.tracing import TorchTracer

@@ -1,6 +1,5 @@
 #include "base/hash.h"
 
-#include <array>
 #include <bit>
 
 namespace foveal::base {

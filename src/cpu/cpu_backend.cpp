@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/wide_type.h"
 #include "cpu/backward.h"
 #include "cpu/dispatch.h"
 #include "cpu/forward.h"
@@ -48,7 +49,7 @@ class CpuBackend final : public planning::Backend {
     if (target == nullptr) return {.refusal = std::move(reason)};
     if (auto refusal = refuses(problem)) return {.refusal = std::move(*refusal)};
     if (problem.pass == Pass::backward && problem.paged) {  // many products for each key: the cost of gathering is negligible
-      const DType gradients = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
+      const DType gradients = base::wide_type(problem.dtype);
       auto pass = prepare_on(*target, planning::gathered(problem, gradients), options);
       return {.executable = planning::with_gathered_pages(problem, gradients, options, std::move(pass))};
     }

@@ -19,13 +19,9 @@ constexpr std::size_t memory_budget = 64u << 20;  // bytes of accumulators, unle
 
 /// Contiguous and of this type.
 bool is_plain(const problem::TensorSpec& spec, DType dtype) {
-  std::int64_t stride = 1;
-  for (int d = spec.rank; d-- > 0;) {
-    const auto dim = static_cast<std::size_t>(d);
-    if (spec.sizes[dim] != 1 && spec.strides[dim] != stride) return false;
-    stride *= spec.sizes[dim];
-  }
-  return spec.dtype == dtype;
+  TensorView view;
+  view.rank = spec.rank, view.sizes = spec.sizes, view.strides = spec.strides;
+  return spec.dtype == dtype && base::is_contiguous(view);
 }
 
 }  // namespace
@@ -56,29 +52,33 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t share
     }
     // One add per (batch, head) and element: float is wide enough, and such parameters are large.
     accumulator.wide = problem.dtype == DType::f64 || !only_elements;
+    accumulator.plain = is_plain(problem.param(accumulator.param).gradient, accumulator.wide ? DType::f64 : DType::f32);
     accumulator.bytes = base::round_up(static_cast<std::size_t>(accumulator.numel) * (accumulator.wide ? 8 : 4), std::size_t{256});
     accumulators_.push_back(accumulator);
     texts_.push_back(info.name + ": " + kinds);
   }
-  if (accumulators_.empty()) return;
+  if (!accumulators_.empty()) choose_partitions();
+}
 
+std::size_t ParamGradPlan::place() {
+  std::size_t sum = 0;
+  for (Accumulator& a : accumulators_) {
+    a.copies = share_parts_ * (a.per_batch ? batch_parts_ : 1) * (a.per_head ? head_parts_ : 1);
+    a.direct = a.copies == 1 && a.plain;
+    a.offset = sum;
+    if (!a.direct) sum += a.bytes * static_cast<std::size_t>(a.copies);
+  }
+  return sum;
+}
+
+void ParamGradPlan::choose_partitions() {
   batch_parts_ = batch_;
   head_parts_ = heads_kv_;
   share_parts_ = shares_;
-  const auto bytes = [&] {
-    std::size_t sum = 0;
-    for (Accumulator& a : accumulators_) {
-      a.copies = share_parts_ * (a.per_batch ? batch_parts_ : 1) * (a.per_head ? head_parts_ : 1);
-      a.direct = a.copies == 1 && is_plain(problem.param(a.param).gradient, a.wide ? DType::f64 : DType::f32);
-      a.offset = sum;
-      if (!a.direct) sum += a.bytes * static_cast<std::size_t>(a.copies);
-    }
-    return sum;
-  };
   std::size_t single = 0;
   for (const Accumulator& a : accumulators_) single += a.bytes;
   const std::size_t budget = std::max(memory_budget, 2 * single);
-  while ((workspace_bytes_ = bytes()) > budget || (partitions() > most_partitions && workspace_bytes_ > single)) {
+  while ((workspace_bytes_ = place()) > budget || (partitions() > most_partitions && workspace_bytes_ > single)) {
     // Join partitions where that saves accumulators.
     std::int64_t* parts[] = {&share_parts_, &batch_parts_, &head_parts_};
     std::int64_t* best = nullptr;
@@ -87,10 +87,10 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t share
       if (*part == 1) continue;
       const std::int64_t before = *part;
       *part = (before + 1) / 2;
-      const std::size_t saved = bytes();
+      const std::size_t joined = place();
       *part = before;
-      if (saved < least) {
-        least = saved;
+      if (joined < least) {
+        least = joined;
         best = part;
       }
     }
@@ -99,7 +99,7 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t share
   }
   // Large gradients accumulate in the caller's tensor where heads (and batches) alone keep the threads busy.
   if (single >= large && batch_parts_ * head_parts_ >= enough_partitions) share_parts_ = 1;
-  workspace_bytes_ = bytes();
+  workspace_bytes_ = place();
 }
 
 std::int64_t ParamGradPlan::partition(std::int64_t batch, std::int64_t kv_head, std::int64_t share) const {

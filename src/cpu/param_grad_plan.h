@@ -38,11 +38,14 @@ class ParamGradPlan {
     int param;
     std::int64_t numel;
     bool wide;                 ///< doubles; otherwise floats
+    bool plain;                ///< the caller's tensor is like a copy
     bool direct;               ///< one copy, and it is the caller's tensor itself
     bool per_batch, per_head;  ///< the partitions of different batches (heads) need accumulators of their own
     std::int64_t copies;
     std::size_t offset, bytes;  ///< of the first copy; of one copy
   };
+  void choose_partitions();
+  std::size_t place();  ///< the accumulators of these partitions; returns their bytes
   std::int64_t copy_of(const Accumulator& accumulator, std::int64_t partition) const;
 
   std::vector<Accumulator> accumulators_;

@@ -25,7 +25,7 @@ struct Sequence {
   std::int64_t blocks(int block_kv) const { return base::divide_up(std::int64_t{seqlen_kv}, block_kv); }
 };
 
-/// The lanes of a tile: `heads` query heads of one kv head, times `queries` queries; lane = (head - head_begin) * queries + (q - q_begin).
+/// The lanes of a tile: `heads` query heads of one kv head from `head` on, one after the other, each with `queries` queries from `q` on.
 struct LaneTile {
   std::int32_t head, heads, q, queries;
   std::int64_t run_begin, run_end;  ///< in Work::runs: the kv blocks to visit

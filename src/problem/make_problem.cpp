@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/enum_name.h"
+#include "base/wide_type.h"
 #include "problem/checks.h"
 #include "problem/overlap.h"
 
@@ -129,7 +130,7 @@ std::vector<std::int64_t> sizes_of(const Problem& p, const Axes& axes) {
 }
 
 void check_role_dtype(const Problem& p, const Role& role, DType found, bool output) {
-  const DType statistics = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType statistics = base::wide_type(p.dtype);
   if (role.type == RoleType::statistics)
     return check_dtype(role.name, found, p.merges() && output ? DType::f64 : statistics, "the type of statistics for these inputs");
   if (p.keeps_rows && role.spec == &Problem::dq) return check_dtype(role.name, found, p.dtype, "q's");

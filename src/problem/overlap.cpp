@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 
 namespace foveal::problem {
 namespace {
@@ -81,8 +80,6 @@ ByteRange bytes_of(const TensorView& view) {
   }
   return bytes;
 }
-
-bool overlap(const TensorView& a, const TensorView& b) { return overlap(a, bytes_of(a), b); }
 
 bool overlap(const TensorView& a, const ByteRange& bytes_a, const TensorView& b) {
   const ByteRange bytes_b = bytes_of(b);

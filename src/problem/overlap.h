@@ -18,7 +18,6 @@ struct ByteRange {
 ByteRange bytes_of(const TensorView& view);
 
 /// Whether an element of `a` shares a byte with an element of `b`.
-bool overlap(const TensorView& a, const TensorView& b);
 bool overlap(const TensorView& a, const ByteRange& bytes_of_a, const TensorView& b);
 
 /// The checks of fill_buffers() on the caller's tensors where plans see others instead (gradients that are accumulated, shards of a

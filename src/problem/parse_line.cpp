@@ -3,7 +3,6 @@
 #include <charconv>
 #include <optional>
 #include <set>
-#include <span>
 
 #include "base/ascii.h"
 #include "base/check.h"

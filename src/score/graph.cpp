@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <functional>
-#include <limits>
 
 #include "base/check.h"
 #include "score/diagonals.h"

@@ -1,7 +1,6 @@
 #include "score/linear.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 #include <numeric>
 

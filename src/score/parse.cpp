@@ -5,7 +5,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <span>
 #include <variant>
 
 #include "base/check.h"

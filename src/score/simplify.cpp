@@ -1,6 +1,5 @@
 // Simplification rules: constants, reals, conversions and `where`. Integers are in simplify_integers.cpp, booleans in
 // simplify_booleans.cpp.
-#include <algorithm>
 #include <cmath>
 
 #include "base/check.h"

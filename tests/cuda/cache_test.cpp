@@ -10,6 +10,7 @@
 #include <fstream>
 #include <functional>
 
+#include "cuda/device/param_gradient_args.cuh"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/sha256.h"
 #include "foveal/error.h"
@@ -242,7 +243,9 @@ class Compiling : public test::NeedsNvrtc {};
 
 KernelSource zeros(const std::string& arch, int value) {
   KernelSource source{.stem = "param_gradient", .arch = arch};
-  source.constants.set_type("Gradient", "float").set_type("Value", "float").set("kBinBits", value);
+  source.constants.set_type("Gradient", "float")
+      .set_type("Value", "float")
+      .set_struct("kConfig", "ParamGradientConfig", "param_gradient_args.cuh", device::ParamGradientConfig{.bin_bits = value});
   return source;
 }
 
@@ -279,7 +282,7 @@ TEST(Source, IncludesAreReplacedOnce) {
   const std::string text = assemble(zeros("sm_80", 8));
   EXPECT_EQ(text.find("#include"), std::string::npos);
   EXPECT_EQ(text.find("#pragma once"), std::string::npos);
-  EXPECT_NE(text.find("constexpr int kBinBits = 8;"), std::string::npos);
+  EXPECT_NE(text.find("ParamGradientConfig kConfig{.bin_bits = 8};"), std::string::npos);
   KernelSource unknown = zeros("sm_80", 8);
   unknown.stem = "no_such_kernel";
   EXPECT_THROW(assemble(unknown), Error);

@@ -1,7 +1,12 @@
 // The structs that the host prints for kernels: a field that `fields` leaves out would be compiled as its default.
 #include <gtest/gtest.h>
 
+#include "cuda/device/group_sums_args.cuh"
+#include "cuda/device/narrow_args.cuh"
+#include "cuda/device/pages_args.cuh"
+#include "cuda/device/param_gradient_args.cuh"
 #include "cuda/device/problem_traits.cuh"
+#include "cuda/device/rows_args.cuh"
 #include "cuda/device/score/traits.cuh"
 #include "cuda/device/sm80_config.cuh"
 #include "cuda/device/sm90_config.cuh"
@@ -47,6 +52,12 @@ TEST(Configs, EveryFieldIsPrinted) {
   expect_every_field<device::WantedGradients>();
   expect_every_field<device::PairsRead>();
   expect_every_field<device::ClassifiedMask>();
+  expect_every_field<device::GroupSumsConfig>();
+  expect_every_field<device::NarrowConfig>();
+  expect_every_field<device::GatherPagesConfig>();
+  expect_every_field<device::ParamGradientConfig>();
+  expect_every_field<device::MoveRowsConfig>();
+  expect_every_field<device::FinishRowsConfig>();
   expect_every_field<device::RowReadTraits>();
   expect_every_field<device::PairReadTraits>();
   expect_every_field<device::PairTileTraits>();

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "cuda/device/outside_args.cuh"
+#include "cuda/device/param_gradient_args.cuh"
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/device/tile_classes.cuh"
 #include "cuda/jit/compile.h"
@@ -116,10 +117,13 @@ std::string with(std::string score, const std::string& number) {
   return score;
 }
 
-/// Sources of no other test, by a name for a constant that no kernel reads.
+/// Sources of no other test, by a name for a type that no kernel uses.
 cuda::jit::KernelSource source_named(const std::string& name) {
   cuda::jit::KernelSource source{.stem = "param_gradient", .arch = "sm_90a"};
-  source.constants.set_type("Gradient", "float").set_type("Value", "float").set("kBinBits", 8).set("k" + name, 1);
+  source.constants.set_type("Gradient", "float")
+      .set_type("Value", "float")
+      .set_struct("kConfig", "ParamGradientConfig", "param_gradient_args.cuh", device::ParamGradientConfig{.bin_bits = 8})
+      .set_type(name, "int");
   return source;
 }
 

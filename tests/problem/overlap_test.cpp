@@ -20,6 +20,8 @@ std::set<std::int64_t> bytes_of(const TensorView& view) {
   return bytes;
 }
 
+bool overlap(const TensorView& a, const TensorView& b) { return problem::overlap(a, problem::bytes_of(a), b); }
+
 TensorView random_view(base::Random& random) {
   static char memory[161];  // nothing is read of it
   TensorView view;

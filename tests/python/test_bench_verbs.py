@@ -1,9 +1,11 @@
 """The verbs of foveal-bench on the CPU, small or with stand-ins for what is not here, and the one format that all of them write."""
 
+import ctypes
 import importlib.util
 import json
 import os
 import pathlib
+import re
 import shlex
 import stat
 import subprocess
@@ -247,6 +249,25 @@ def test_trained(tmp_path):
     small = ["--device=cpu", "--head-dims=16", "--seqlen=32", "--hidden=32", "--programs=softcap 30,full", f"--output={tmp_path}/some.jsonl"]
     main(["trained", f"--library={LIBRARY}", *small])
     assert {row["name"] for row in read(tmp_path / "some.jsonl")} == {name for name, *_ in programs(2, 32) if name == "softcap 30" or name.startswith("full")}
+
+
+def fields_of_header(name):
+    """(name, bytes) of each field of a struct of foveal_c.h, in order."""
+    text = (ROOT / "include/foveal/foveal_c.h").read_text()
+    body = re.sub(r"/\*.*?\*/", "", re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", text, re.S)[1], flags=re.S)
+    size = {"int32_t": 4, "int64_t": 8, "uint64_t": 8, "size_t": 8, "double": 8}
+    for declaration in filter(None, map(str.strip, body.split(";"))):
+        kind, names = re.fullmatch(r"(?:const )?(\w+)(.*)", declaration, re.S).groups()
+        for field in names.split(","):
+            yield field.strip(" *").removesuffix("[FOVEAL_MAX_RANK]"), (8 if "*" in names else size[kind]) * (6 if "[" in field else 1)
+
+
+@pytest.mark.parametrize("name", "Tensor Attention Param Call Options".split())
+def test_structs_are_those_of_the_header(name):
+    from foveal_bench import capi
+
+    own = [(field.removesuffix("_"), ctypes.sizeof(kind)) for field, kind in getattr(capi, name)._fields_]
+    assert own == list(fields_of_header(f"foveal_{name.lower()}"))
 
 
 @needs_library

@@ -7,7 +7,7 @@ from torch.nn.attention.varlen import AuxRequest
 
 import foveal
 import foveal.torch
-from foveal.describe import Options
+from foveal.signatures import Options
 from foveal import MaterializedWarning
 from foveal.torch.operators import bound
 from places import seeded

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from .._core import Expr
 from ..argument_errors import public
-from ..describe import Options
-from ..signatures import check_flags
+from ..signatures import Options, check_flags
 from .block_masks import as_mask
 from .composite import row_maxima
 from .errors import CallError

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .._core import Expr
 from ..argument_errors import public
-from ..describe import Description, Options, Rng, bind, describe
-from ..signatures import Arguments, Mask, Running, ScoreMod, Settings, check_flags, check_names, check_seeds, tokens
+from ..describe import Description, Rng, bind, describe
+from ..signatures import Arguments, Mask, Options, Running, ScoreMod, Settings, check_flags, check_names, check_seeds, tokens
 from .operators import bound, call, draw_rng
 from .tracing import TorchTracer
 

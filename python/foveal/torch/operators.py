@@ -12,8 +12,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import argument_errors
 from .._core import Expr, Program
-from ..describe import Bound, Options, Rng, program, trace
-from ..signatures import Mask, Paged, ScoreMod, length_slots
+from ..describe import Bound, Rng, program, trace
+from ..signatures import Mask, Options, Paged, ScoreMod, length_slots
 from . import composite, examples, sharded
 from .tracing import TorchTracer
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..argument_errors import public
-from ..describe import Options, Rng
-from ..signatures import Paged, check_flags
+from ..describe import Rng
+from ..signatures import Options, Paged, check_flags
 from .errors import CallError
 from .operators import bound, call, draw_rng
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from ..argument_errors import public
-from ..describe import Options, Rng, without_gradient
-from ..signatures import check_flags
+from ..describe import Rng, without_gradient
+from ..signatures import Options, check_flags
 from .errors import CallError
 from .operators import bound, call, draw_rng, dtype_of, whole_seqlens
 from .packed import jagged_attention

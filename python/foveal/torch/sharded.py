@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .._core import Type
-from ..describe import SEPARATOR, Options, bind, describe, program, read
+from ..describe import SEPARATOR, bind, describe, program, read
+from ..signatures import Options
 from .tracing import TorchTracer
 
 _DTYPES = {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch.float32}

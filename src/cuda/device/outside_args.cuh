@@ -4,6 +4,8 @@
 
 namespace foveal::device {
 
+constexpr int kOutsideThreads = 256;  ///< of a CTA
+
 /// An out-of-bounds read.
 struct OutsideRead {
   int param, dimension;

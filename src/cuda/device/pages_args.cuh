@@ -1,5 +1,6 @@
 #pragma once
-// Arguments of the kernels that convert between pages and contiguous rows. Shared with the host: plain types only.
+// What the kernels that convert between pages and contiguous rows are called with, and compiled for (kConfig). Shared with the host: plain
+// types only.
 #include "args.cuh"
 
 namespace foveal::device {
@@ -23,6 +24,21 @@ struct PagesArgs {
   PageUse* uses;
   PageUses* of_page;
   int* used;  ///< entries of `uses` in use; initially 0
+};
+
+constexpr int kPageThreads = 256;  ///< of a CTA
+/// The gathered rows of a sequence are a multiple of this: no tile of keys of a backward kernel is larger, and it holds rows of one
+/// sequence.
+constexpr int kRowsMultiple = 128;
+
+/// kConfig of kernels/gather_pages.cuh.
+struct GatherPagesConfig {
+  int piece_elements;  ///< of a Piece, the unit of copying
+
+  template <class Self, class Fn>
+  static void fields(Self& self, Fn fn) {
+    fn("piece_elements", self.piece_elements);
+  }
 };
 
 }  // namespace foveal::device

@@ -2,7 +2,6 @@
 // Sources to images: through the memory cache, what is shipped beside the library, the disk cache,
 // and NVRTC, in this order. No device is needed.
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,7 @@
 #include "cuda/jit/source.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -70,13 +71,8 @@ class Assembler {
 
 }  // namespace
 
-Constants& Constants::set(const std::string& name, int value) {
-  text_ += base::join("constexpr int ", name, " = ", value, ";\n");
-  return *this;
-}
-
-Constants& Constants::set(const std::string& name, bool value) {
-  text_ += base::join("constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
+Constants& Constants::set_shared_bytes(std::size_t bytes) {
+  text_ += base::join("constexpr int kSharedBytes = ", bytes, ";\n");
   return *this;
 }
 

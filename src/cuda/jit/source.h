@@ -5,10 +5,9 @@
 // In a kernel file, #include "x/y.cuh" names files relative to device/. Two names are virtual and stand for what a source carries:
 //   #include "config.cuh"   the constants, e.g. `constexpr ForwardConfig kConfig{.block_kv = 128, ...};`
 //   #include "emit.cuh"     the functions that score_emit wrote for this score and mask
-#include <cstdint>
+#include <cstddef>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "cuda/jit/struct_text.h"
@@ -18,8 +17,7 @@ namespace foveal::cuda::jit {
 /// Compile-time values of a kernel, in order. Equal settings give equal text.
 class Constants {
  public:
-  Constants& set(const std::string& name, int value);
-  Constants& set(const std::string& name, bool value);
+  Constants& set_shared_bytes(std::size_t bytes);                         ///< kSharedBytes: what the host sets aside, for kernels to check
   Constants& set_type(const std::string& name, const std::string& type);  ///< `using Element = bf16;`
   Constants& include(const std::string& file);                            ///< of device/, which declares what follows
   /// `constexpr TYPE name{.field = value, ...};` of a struct of foveal::device that lists its `fields`; `file` of device/ declares it.

@@ -42,11 +42,19 @@ device::Rows rows(const TensorView& view, bool varlen) {
   return {view.data, varlen ? 0 : view.strides[0], view.strides[1], view.strides[2]};
 }
 
+device::KeyRows key_rows_of(const problem::Problem& p) {
+  using device::KeyRows;
+  if (p.spread) return KeyRows::spread;
+  return p.paged ? KeyRows::paged : p.gathered ? KeyRows::gathered : p.varlen ? KeyRows::packed : KeyRows::batched;
+}
+
 }  // namespace
 
 const char* element_type(DType dtype) {
-  if (dtype == DType::f64) return "double";
-  return dtype == DType::bf16 ? "foveal::device::bf16" : dtype == DType::f16 ? "foveal::device::f16" : "float";
+  static constexpr const char* names[] = {"double", "float", "foveal::device::bf16", "foveal::device::f16", "long long",
+                                          "int",    "short", "signed char",          "unsigned char",       "unsigned char"};
+  static_assert(std::size(names) == static_cast<std::size_t>(DType::boolean) + 1);
+  return names[static_cast<std::size_t>(dtype)];
 }
 
 int exact_sum_bin_bits(const problem::Problem& p) {
@@ -54,12 +62,6 @@ int exact_sum_bin_bits(const problem::Problem& p) {
   constexpr double most_terms = 1 << 24;                // that wide bins hold, whatever their values
   constexpr std::int64_t many = std::int64_t{1} << 20;  // 256 MiB of narrow bins
   return sums.most_terms > most_terms || (sums.scatters && sums.elements <= many) ? 8 : 16;
-}
-
-device::KeyRows key_rows_of(const problem::Problem& p) {
-  using device::KeyRows;
-  if (p.spread) return KeyRows::spread;
-  return p.paged ? KeyRows::paged : p.gathered ? KeyRows::gathered : p.varlen ? KeyRows::packed : KeyRows::batched;
 }
 
 device::BlockTable block_table(const problem::Buffers& b) {

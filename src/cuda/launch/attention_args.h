@@ -14,8 +14,6 @@ std::string value_text(KeyRows rows);  ///< as device text
 
 namespace foveal::cuda {
 
-/// How a kernel finds the rows of its keys.
-device::KeyRows key_rows_of(const problem::Problem& problem);
 device::BlockTable block_table(const problem::Buffers& buffers);
 
 /// Why kernels cannot take the parameters, or nothing.
@@ -27,7 +25,7 @@ jit::Constants attention_constants(const problem::Problem& problem);
 /// Everything but tiles, tables, workspace and gradients of parameters.
 device::AttentionArgs attention_args(const problem::Problem& problem, const problem::Buffers& buffers);
 
-const char* element_type(DType dtype);  ///< "foveal::device::bf16", ...
+const char* element_type(DType dtype);  ///< "foveal::device::bf16", "int", ...
 
 /// ExactSum's width of a bin: narrow ones take more terms and more memory.
 int exact_sum_bin_bits(const problem::Problem& problem);

@@ -183,7 +183,7 @@ jit::KernelSource delta_sm80_source(const problem::Problem& p) {
 jit::KernelSource backward_sm80_source(const problem::Problem& p, Sm80Kernel kernel, const Sm80Config& config) {
   jit::KernelSource source = source_of(p, sm80_stem(kernel));
   config.set(source.constants);
-  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p, kernel)));
+  source.constants.set_shared_bytes(config.shared_bytes(p, kernel));
   return source;
 }
 

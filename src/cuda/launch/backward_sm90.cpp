@@ -1,7 +1,5 @@
 #include "cuda/launch/backward_sm90.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 #include "base/divide.h"
 #include "cuda/device/layout/agreed.cuh"
@@ -283,7 +281,7 @@ jit::KernelSource source_of(const HopperProblem& problem, const Sm90BackwardConf
   whole.tile_source = problem.mask.tiles;
   jit::KernelSource source{.stem = kernel, .constants = attention_constants(p), .score = score};
   source.constants.set_struct("kConfig", "BackwardConfig", "sm90_config.cuh", whole);
-  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
+  source.constants.set_shared_bytes(config.shared_bytes(p));
   return source;
 }
 

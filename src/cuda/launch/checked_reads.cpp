@@ -57,7 +57,7 @@ class CheckedReads : public WrappedPass {
   void find(const device::OutsideArgs& args, Stream stream) const {
     constexpr std::int64_t most_blocks = 1 << 20;  // a block loops over rows where there are more
     const auto blocks = static_cast<unsigned>(std::min(p_.batch * p_.heads_q * p_.seqlen_q, most_blocks));
-    find_->launch({.grid_x = blocks, .threads = 256}, args, stream);
+    find_->launch({.grid_x = blocks, .threads = device::kOutsideThreads}, args, stream);
   }
 
   template <class T>

@@ -1,4 +1,3 @@
-#include "base/check.h"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/gradient_pass_sm90.h"
 #include "cuda/score/score_emit.h"
@@ -32,7 +31,7 @@ jit::KernelSource collect_sm90_source(const HopperProblem& problem, const Sm90Co
   device::BackwardConfig whole = config;
   whole.tile_source = problem.mask.tiles;
   source.constants.set_struct("kConfig", "BackwardConfig", "sm90_config.cuh", whole);
-  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
+  source.constants.set_shared_bytes(config.shared_bytes(p));
   return source;
 }
 

@@ -69,7 +69,7 @@ const Candidate forward_sm80{.pass = Pass::forward, .design = design_forward_sm8
 jit::KernelSource forward_sm80_source(const problem::Problem& problem, const Sm80Config& config) {
   jit::KernelSource source{.stem = sm80_stem(Sm80Kernel::forward), .constants = attention_constants(problem), .score = emit_score(problem)};
   config.set(source.constants);
-  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem, Sm80Kernel::forward)));
+  source.constants.set_shared_bytes(config.shared_bytes(problem, Sm80Kernel::forward));
   return source;
 }
 

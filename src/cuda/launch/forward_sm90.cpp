@@ -279,7 +279,7 @@ jit::KernelSource forward_sm90_source(const HopperProblem& problem, const Sm90Fo
                                                                  .offset_columns = config.offset_steps > 0,
                                                                  .several_heads = config.packed_heads > 1})};
   source.constants.set_struct("kConfig", "ForwardConfig", "sm90_config.cuh", config);
-  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem.problem)));
+  source.constants.set_shared_bytes(config.shared_bytes(problem.problem));
   return source;
 }
 

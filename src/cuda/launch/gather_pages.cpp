@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/divide.h"
+#include "base/wide_type.h"
 #include "cuda/device/pages_args.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/wrapped_pass.h"
@@ -13,11 +14,7 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr std::int64_t rows_multiple = 128;  ///< no tile of keys of a backward kernel is larger: it holds rows of one sequence only
-constexpr unsigned threads = 256;
 constexpr std::int64_t pieces_of_a_thread = 8, most_ctas = 65535;
-
-DType wide_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 unsigned ctas(std::int64_t work, std::int64_t per_cta) {
   return static_cast<unsigned>(std::clamp<std::int64_t>(base::divide_up(work, per_cta), 1, most_ctas));
@@ -46,7 +43,7 @@ class GatherPages : public WrappedPass {
     if (!sums()) return;
     jit::Constants list, sum;
     list.set_type("SeqlenKvIndex", lengths_type());
-    sum.set_type("Element", element_type(p_.dtype)).set_type("Wide", element_type(wide_of(p_.dtype)));
+    sum.set_type("Element", element_type(p_.dtype)).set_type("Wide", element_type(base::wide_type(p_.dtype)));
     list_uses_ = kernels_.add({.stem = "list_page_uses", .constants = list});
     sum_ = kernels_.add({.stem = "sum_pages", .constants = sum});
   }
@@ -68,25 +65,25 @@ class GatherPages : public WrappedPass {
     if (!sums()) return;
     const device::PagesArgs lists = args_of(given, {}, {}, workspace);
     driver::fill(lists.used, 0, sizeof(int), stream);
-    list_uses_->launch({.grid_x = static_cast<unsigned>((p_.pages() + threads / 32 - 1) / (threads / 32)), .threads = threads}, lists,
-                       stream);
+    list_uses_->launch(
+        {.grid_x = static_cast<unsigned>(base::divide_up(p_.pages(), device::kPageThreads / 32)), .threads = device::kPageThreads}, lists,
+        stream);
     if (p_.dk.present) sum(args_of(given, given.dk, buffers->dk, workspace), stream);
     if (p_.dv.present) sum(args_of(given, given.dv, buffers->dv, workspace), stream);
   }
 
  private:
   bool sums() const { return p_.dk.present || p_.dv.present; }
-  const char* lengths_type() const { return p_.seqlens_kv.dtype == DType::i64 ? "long long" : "int"; }
+  const char* lengths_type() const { return element_type(p_.seqlens_kv.dtype); }
 
   jit::KernelSource gather_source(const problem::TensorSpec& pool) const {
     const auto bytes = static_cast<int>(size_of(pool.dtype));
     const char* element = bytes == 8 ? "unsigned long long" : bytes == 4 ? "unsigned" : "unsigned short";
     jit::Constants constants;
     constants.set_type("Piece", in_pieces(pool) ? "uint4" : element)
-        .set("kPieceElements", in_pieces(pool) ? 16 / bytes : 1)
-        .set("kElementBytes", bytes)
         .set_type("SeqlenKvIndex", lengths_type())
-        .set("kZerosTo", static_cast<int>(rows_multiple));
+        .set_struct("kConfig", "GatherPagesConfig", "pages_args.cuh",
+                    device::GatherPagesConfig{.piece_elements = in_pieces(pool) ? 16 / bytes : 1});
     return {.stem = "gather_pages", .constants = constants};
   }
 
@@ -117,13 +114,17 @@ class GatherPages : public WrappedPass {
                  ", no multiple of 16 bytes as those that were planned for; plan with tensors like it");
     const std::int64_t pieces =
         std::int64_t{args.seqlen_kv} * args.heads * args.dim / (in_pieces(pool) ? 16 / static_cast<int>(size_of(pool.dtype)) : 1);
-    kernel.launch({.grid_x = ctas(pieces, threads * pieces_of_a_thread), .grid_y = static_cast<unsigned>(args.batch), .threads = threads},
+    kernel.launch({.grid_x = ctas(pieces, device::kPageThreads * pieces_of_a_thread),
+                   .grid_y = static_cast<unsigned>(args.batch),
+                   .threads = device::kPageThreads},
                   args, stream);
   }
 
   void sum(const device::PagesArgs& args, Stream stream) const {
     const std::int64_t elements = std::int64_t{args.page_size} * args.heads * args.dim;
-    sum_->launch({.grid_x = static_cast<unsigned>(args.pages), .grid_y = ctas(elements, threads * pieces_of_a_thread), .threads = threads},
+    sum_->launch({.grid_x = static_cast<unsigned>(args.pages),
+                  .grid_y = ctas(elements, device::kPageThreads * pieces_of_a_thread),
+                  .threads = device::kPageThreads},
                  args, stream);
   }
 
@@ -134,11 +135,13 @@ class GatherPages : public WrappedPass {
 
 }  // namespace
 
-problem::Problem gathered(const problem::Problem& paged) { return planning::gathered(paged, wide_of(paged.dtype), rows_multiple); }
+problem::Problem gathered(const problem::Problem& paged) {
+  return planning::gathered(paged, base::wide_type(paged.dtype), device::kRowsMultiple);
+}
 
 std::optional<std::string> refuses_gathering(const problem::Problem& p) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 2;
-  const std::int64_t rows = base::round_up(p.seqlen_kv, rows_multiple);
+  const std::int64_t rows = base::round_up(p.seqlen_kv, device::kRowsMultiple);
   if (p.batch > most_ctas) return base::join("batch ", p.batch, " with keys on pages exceeds ", most_ctas);
   if (rows > 0 && p.batch > most / rows)
     return base::join("batch ", p.batch, " times ", rows, " keys that a row of block_table holds exceeds ", most);

@@ -2,7 +2,6 @@
 // Passes that sum gradients of parameters after the main kernel of a Hopper backward pass. Each recomputes scores in a kernel of its own;
 // tables, tensor maps and launches are alike.
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "cuda/jit/kernel_set.h"
@@ -36,7 +35,6 @@ GradientKernelSm90 collect_sm90(const HopperProblem& problem, const Sm90CollectC
 
 /// covers: the kernel writes every element of the parameter's gradient.
 jit::KernelSource pairs_sm90_source(const HopperProblem& problem, const Sm90PairsConfig& config, int read, bool covers);
-jit::KernelSource query_tables_sm90_source(const HopperProblem& problem, const Sm90RowsConfig& config);
 jit::KernelSource collect_sm90_source(const HopperProblem& problem, const Sm90CollectConfig& config);
 
 class GradientPassSm90 {

@@ -18,7 +18,7 @@ GroupSums::GroupSums(const problem::Problem& p, const Sm90BackwardConfig& config
   const auto add = [&](bool present, auto gradient, std::int64_t dim) {
     if (!present) return;
     jit::Constants constants = attention_constants(p);
-    constants.set("kColumns", static_cast<int>(dim));
+    constants.set_struct("kConfig", "GroupSumsConfig", "group_sums_args.cuh", device::GroupSumsConfig{.columns = static_cast<int>(dim)});
     const std::int64_t of_head = keys / device::GroupSumShape::rows * device::GroupSumShape(static_cast<int>(dim)).floats;
     const auto bytes = static_cast<std::size_t>((packed_ ? 1 : batch_) * heads_ * of_head) * sizeof(float);
     sums_.push_back({.gradient = gradient,

@@ -5,20 +5,18 @@
 
 #include "base/check.h"
 #include "base/divide.h"
+#include "base/wide_type.h"
 #include "cuda/launch/attention_args.h"
 
 namespace foveal::cuda {
 namespace {
 
-constexpr unsigned row_threads = 256;
 constexpr std::int64_t most_row_ctas = 4096;
 
 const char* type_of(DType dtype) {
   if (dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return element_type(dtype);
   base::fail(ErrorCode::unsupported, "rows of ", to_string(dtype), "; expected f64, f32, bf16 or f16");
 }
-
-DType wide_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 /// May `count` neighbours along dim be read or written at once?
 bool in_pieces(const DeviceRows& rows, const RowSizes& sizes, std::int64_t count) {
@@ -38,24 +36,26 @@ int vector_of(const DeviceRows& a, const DeviceRows& b, const RowSizes& sizes) {
 
 jit::Constants move_constants(DType from, DType to, int vector, bool tokens_last) {
   jit::Constants constants;
-  constants.set_type("From", type_of(from)).set_type("To", type_of(to)).set("kVector", vector).set("kTokensLast", tokens_last);
+  constants.set_type("From", type_of(from))
+      .set_type("To", type_of(to))
+      .set_struct("kConfig", "MoveRowsConfig", "rows_args.cuh", device::MoveRowsConfig{.vector = vector, .tokens_last = tokens_last});
   return constants;
 }
 jit::Constants finish_constants(DType element, DType sink, bool has_sink, int vector) {
   jit::Constants constants;
-  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(wide_type(element))).set_type("Sink", type_of(sink));
-  constants.set("kHasSinkLogit", has_sink).set("kVector", vector);
+  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(base::wide_type(element))).set_type("Sink", type_of(sink));
+  constants.set_struct("kConfig", "FinishRowsConfig", "rows_args.cuh", device::FinishRowsConfig{.has_sink = has_sink, .vector = vector});
   return constants;
 }
 jit::Constants sink_gradient_constants(DType element, DType sink) {
   jit::Constants constants;
-  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(wide_type(element))).set_type("Sink", type_of(sink));
+  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(base::wide_type(element))).set_type("Sink", type_of(sink));
   return constants;
 }
 
 jit::LaunchShape shape_of(std::int64_t work, std::int64_t batch) {
-  const std::int64_t ctas = std::clamp<std::int64_t>(base::divide_up(work, row_threads), 1, most_row_ctas);
-  return {.grid_x = static_cast<unsigned>(ctas), .grid_y = static_cast<unsigned>(batch), .threads = row_threads};
+  const std::int64_t ctas = std::clamp<std::int64_t>(base::divide_up(work, device::kRowThreads), 1, most_row_ctas);
+  return {.grid_x = static_cast<unsigned>(ctas), .grid_y = static_cast<unsigned>(batch), .threads = device::kRowThreads};
 }
 
 /// The grid takes at most 65535 batches, and kernels count rows in 32 bits.
@@ -144,7 +144,8 @@ void RowKernels::sink_gradient(const DeviceRows& out, const DeviceRows& dout, co
                                       static_cast<int>(sizes.heads),
                                       static_cast<int>(sizes.dim)};
   const jit::Kernel& loaded = kernel("sink_gradient", sink_gradient_constants(out.dtype, sink.dtype));
-  if (!stream.only_loads) loaded.launch({.grid_x = static_cast<unsigned>(sizes.heads), .threads = 1024}, args, stream.stream);
+  if (!stream.only_loads)
+    loaded.launch({.grid_x = static_cast<unsigned>(sizes.heads), .threads = device::kSinkThreads}, args, stream.stream);
 }
 
 const RowKernels& row_kernels(int device) {
@@ -157,7 +158,7 @@ const RowKernels& row_kernels(int device) {
 std::vector<jit::KernelSource> row_kernel_sources(DType element) {
   std::vector<jit::KernelSource> sources;
   const auto add = [&](const char* stem, const jit::Constants& constants) { sources.push_back({.stem = stem, .constants = constants}); };
-  const DType wide = wide_type(element);
+  const DType wide = base::wide_type(element);
   for (const auto& [from, to] : {std::pair{element, element}, std::pair{wide, element}, std::pair{wide, wide}, std::pair{DType::f64, wide}})
     for (const int vector : {1, static_cast<int>(16 / std::max(size_of(from), size_of(to)))})
       add("move_rows", move_constants(from, to, vector, vector == 1));

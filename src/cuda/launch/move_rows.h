@@ -2,7 +2,6 @@
 // Kernels that copy and add rows between buffers of one device, and turn the sums of an attention's parts into its results. Compiled on
 // first use.
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>

@@ -7,14 +7,13 @@
 #include "cuda/device/narrow_args.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/wrapped_pass.h"
-#include "cuda/score/score_writer.h"
+#include "cuda/score/score_forms.h"
 #include "plan/gather_pages.h"
 #include "score/varies.h"
 
 namespace foveal::cuda {
 namespace {
 
-constexpr unsigned copy_threads = 256;
 constexpr std::int64_t most_rows = 65535, row_multiple = 16;  // bytes: tiles that TMA loads
 
 /// Is a parameter read per pair, and only to index dimensions of at most 256 elements?
@@ -68,9 +67,9 @@ class NarrowIndices : public WrappedPass {
       const problem::TensorSpec &from = p_.params[i].tensor, &to = narrow_.params[i].tensor;
       if (from == to) continue;
       jit::Constants constants;
-      constants.set_type("Index", from.dtype == DType::i64 ? "long long" : device_type(from.dtype))
-          .set("kRank", from.rank)
-          .set("kTogether", lie_together(from));
+      constants.set_type("Index", element_type(from.dtype))
+          .set_struct("kConfig", "NarrowConfig", "narrow_args.cuh",
+                      device::NarrowConfig{.rank = from.rank, .together = lie_together(from)});
       narrowed_.push_back({.param = i,
                            .offset = workspace_.reserve(static_cast<std::size_t>(bytes_of(to))),
                            .kernel = kernels_.add({.stem = "narrow_indices", .constants = constants})});
@@ -101,9 +100,9 @@ class NarrowIndices : public WrappedPass {
         args.from.stride[d] = from.strides[at], args.from.size[d] = static_cast<int>(from.sizes[at]), args.to_stride[d] = to.strides[at];
       }
       const std::int64_t columns = to.sizes[static_cast<std::size_t>(to.rank) - 1];
-      one.kernel->launch({.grid_x = static_cast<unsigned>((columns + 4 * copy_threads - 1) / (4 * copy_threads)),
+      one.kernel->launch({.grid_x = static_cast<unsigned>(base::divide_up(columns, 4 * device::kNarrowThreads)),
                           .grid_y = static_cast<unsigned>(rows_of(to)),
-                          .threads = copy_threads},
+                          .threads = device::kNarrowThreads},
                          args, stream);
     }
     pass_->run(*buffers, workspace, stream);

@@ -46,7 +46,7 @@ jit::KernelSource pairs_sm90_source(const HopperProblem& problem, const Sm90Pair
                            .constants = attention_constants(p),
                            .score = emit_score(p, {.pairs = true, .tiles = config.tiles, .band = !problem.mask.is_list()})};
   source.constants.set_struct("kConfig", "PairsConfig", "sm90_config.cuh", whole);
-  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
+  source.constants.set_shared_bytes(config.shared_bytes(p));
   source.constants.set_type("Gradient", element_type(p.params[static_cast<std::size_t>(read.param)].gradient.dtype));
   return source;
 }

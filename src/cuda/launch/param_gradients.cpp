@@ -4,6 +4,8 @@
 
 #include "base/check.h"
 #include "base/divide.h"
+#include "base/strided.h"
+#include "base/wide_type.h"
 #include "cuda/device/param_gradient_args.cuh"
 #include "cuda/launch/attention_args.h"
 
@@ -11,7 +13,7 @@ namespace foveal::cuda {
 
 ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, Workspace& workspace, jit::KernelSet& kernels) {
   const int bin_bits = exact_sum_bin_bits(p);
-  const DType real = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType real = base::wide_type(p.dtype);
   for (std::size_t i = 0; i < p.params.size(); ++i) {
     Gradient gradient{.param = i, .storage = plan.storage[i]};
     if (gradient.storage == GradientStorage::none) continue;
@@ -27,7 +29,9 @@ ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, 
     }
     gradient.offset = workspace.reserve(gradient.bytes);
     jit::KernelSource source{.stem = "param_gradient"};
-    source.constants.set_type("Gradient", element_type(target.dtype)).set_type("Value", element_type(real)).set("kBinBits", bin_bits);
+    source.constants.set_type("Gradient", element_type(target.dtype))
+        .set_type("Value", element_type(real))
+        .set_struct("kConfig", "ParamGradientConfig", "param_gradient_args.cuh", device::ParamGradientConfig{.bin_bits = bin_bits});
     gradient.convert = kernels.add(std::move(source));
 
     text_ += base::join(text_.empty() ? "" : "; ", p.params[i].param.name());
@@ -54,17 +58,12 @@ void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers
     if (gradient.bytes > 0 && gradient.clears) driver::fill(piece, 0, gradient.bytes, stream);
     target.elements = gradient.elements;
     if (gradient.storage == GradientStorage::exact_sums) target.bins = static_cast<unsigned long long*>(piece);
-    if (gradient.storage == GradientStorage::stored || gradient.direct) {
-      if (gradient.clears) clear(gradient, buffers, stream);
-      target.values = view.data;
-      for (int d = 0; d < view.rank; ++d) target.stride[d] = view.strides[static_cast<std::size_t>(d)];
-    } else if (gradient.storage == GradientStorage::added) {
-      target.values = piece;
-      long long stride = 1;
-      for (int d = view.rank; d-- > 0;) {
-        target.stride[d] = stride;
-        stride *= view.sizes[static_cast<std::size_t>(d)];
-      }
+    const bool in_place = gradient.storage == GradientStorage::stored || gradient.direct;
+    if (in_place && gradient.clears) clear(gradient, buffers, stream);
+    if (in_place || gradient.storage == GradientStorage::added) {
+      const TensorView values = in_place ? view : base::contiguous_like(view, piece, view.dtype);
+      target.values = values.data;
+      for (int d = 0; d < values.rank; ++d) target.stride[d] = values.strides[static_cast<std::size_t>(d)];
     }
   }
 }
@@ -72,15 +71,8 @@ void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers
 /// Zeros in the caller's tensor, for elements that no pair writes.
 void ParamGradients::clear(const Gradient& gradient, const problem::Buffers& buffers, Stream stream) const {
   const TensorView& view = buffers.dparams[gradient.param];
-  std::int64_t dense = 1;
-  bool contiguous = true;
-  for (int d = view.rank; d-- > 0;) {
-    const auto at = static_cast<std::size_t>(d);
-    contiguous = contiguous && (view.sizes[at] == 1 || view.strides[at] == dense);
-    dense *= view.sizes[at];
-  }
-  if (!contiguous) return convert(gradient, nullptr, nullptr, buffers, stream);
-  driver::fill(view.data, 0, static_cast<std::size_t>(dense) * size_of(view.dtype), stream);
+  if (!base::is_contiguous(view)) return convert(gradient, nullptr, nullptr, buffers, stream);
+  driver::fill(view.data, 0, static_cast<std::size_t>(view.numel()) * size_of(view.dtype), stream);
 }
 
 void ParamGradients::finish(const device::AttentionArgs& args, const problem::Buffers& buffers, Stream stream) const {
@@ -99,7 +91,9 @@ void ParamGradients::convert(const Gradient& gradient, const unsigned long long*
     args.size[d] = view.sizes[static_cast<std::size_t>(d)];
     args.stride[d] = view.strides[static_cast<std::size_t>(d)];
   }
-  gradient.convert->launch({.grid_x = static_cast<unsigned>(base::divide_up(gradient.elements, 256)), .threads = 256}, args, stream);
+  gradient.convert->launch({.grid_x = static_cast<unsigned>(base::divide_up(gradient.elements, device::kParamGradientThreads)),
+                            .threads = device::kParamGradientThreads},
+                           args, stream);
 }
 
 }  // namespace foveal::cuda

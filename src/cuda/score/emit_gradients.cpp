@@ -1,5 +1,4 @@
 // Trained reads: factors, indices and bins of their terms.
-#include <algorithm>
 #include <iterator>
 
 #include "cuda/score/emit_parts.h"

@@ -2,7 +2,6 @@
 // Trained reads of a table per query, `t[..., q_idx, f(kv_idx)]`: rows of tiles touch disjoint elements, so that a kernel that owns queries
 // can sum them in shared memory (device/kernels/rows_sm90.cuh).
 #include <optional>
-#include <vector>
 
 #include "cuda/device/layout/sm90.cuh"
 #include "problem/problem.h"

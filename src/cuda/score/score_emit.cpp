@@ -1,7 +1,6 @@
 #include "cuda/score/score_emit.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "cuda/score/emit_parts.h"
 #include "cuda/score/finite_factors.h"

@@ -5,8 +5,6 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
-#include <span>
-#include <tuple>
 
 #include "cuda/device/args.cuh"
 #include "score/bounds.h"

@@ -1,7 +1,6 @@
 #pragma once
 // The read plan of a backward pass: which kernel sums the terms of each trained read of the score, how, and why. Made once per problem,
 // before its kernels are configured; configurations and launches follow it, and explain() prints it.
-#include <string>
 #include <vector>
 
 #include "cuda/score/planned_read.h"

@@ -196,6 +196,20 @@ std::vector<Chosen<Sm80Config>> chosen_for(const problem::Problem& p, Sm80Kernel
   return chosen;
 }
 
+/// Why a kernel cannot run a problem in this configuration; nullopt if it can.
+std::optional<std::string> illegal(const problem::Problem& p, Sm80Kernel kernel, const Sm80Config& config, std::size_t shared_bytes) {
+  for (const int size : {config.block_q, config.block_kv})
+    if (size < 16 || size > 128 || size % 16 != 0) return "block_q and block_kv must be multiples of 16 from 16 to 128";
+  if (config.warps < 1 || config.warps > 8 || config.row_tiles < 1 || config.row_tiles > 2 || config.stages < 1 || config.stages > 2 ||
+      config.column_split < 1 || config.column_split > 4 || config.ctas < 1 || config.ctas > 4)
+    return "warps must be 1 to 8, row_tiles 1 or 2, stages 1 or 2, column_split and ctas 1 to 4";
+  if (owned_rows(kernel, config) * config.column_split != 16 * config.row_tiles * config.warps)
+    return "warps must be the rows of the tile times column_split, divided by 16 * row_tiles";
+  const std::size_t needed = config.shared_bytes(p, kernel);
+  if (needed > shared_bytes) return base::join(needed, " bytes of shared memory exceed ", shared_bytes);
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string Sm80Config::text() const {
@@ -254,23 +268,10 @@ const char* sm80_family(Sm80Kernel kernel) {
                                        : "";
 }
 
-std::optional<std::string> sm80_illegal(const problem::Problem& p, Sm80Kernel kernel, const Sm80Config& config, std::size_t shared_bytes) {
-  for (const int size : {config.block_q, config.block_kv})
-    if (size < 16 || size > 128 || size % 16 != 0) return "block_q and block_kv must be multiples of 16 from 16 to 128";
-  if (config.warps < 1 || config.warps > 8 || config.row_tiles < 1 || config.row_tiles > 2 || config.stages < 1 || config.stages > 2 ||
-      config.column_split < 1 || config.column_split > 4 || config.ctas < 1 || config.ctas > 4)
-    return "warps must be 1 to 8, row_tiles 1 or 2, stages 1 or 2, column_split and ctas 1 to 4";
-  if (owned_rows(kernel, config) * config.column_split != 16 * config.row_tiles * config.warps)
-    return "warps must be the rows of the tile times column_split, divided by 16 * row_tiles";
-  const std::size_t needed = config.shared_bytes(p, kernel);
-  if (needed > shared_bytes) return base::join(needed, " bytes of shared memory exceed ", shared_bytes);
-  return std::nullopt;
-}
-
 std::vector<Sm80Config> sm80_space(const problem::Problem& p, Sm80Kernel kernel, std::size_t shared_bytes) {
   std::vector<Sm80Config> space;
   const auto add = [&](const Sm80Config& config) {
-    if (!sm80_illegal(p, kernel, config, shared_bytes)) add_new(config, space);
+    if (!illegal(p, kernel, config, shared_bytes)) add_new(config, space);
   };
   const std::vector<Sm80Config> candidates = sm80_candidates(p, kernel);
   for (const Sm80Config& config : candidates) add(config);
@@ -288,9 +289,9 @@ std::vector<Sm80Config> sm80_space(const problem::Problem& p, Sm80Kernel kernel,
 std::optional<Chosen<Sm80Config>> sm80_choice(const problem::Problem& p, Sm80Kernel kernel, const Sm80Device& device) {
   std::vector<Chosen<Sm80Config>> chosen = chosen_for(p, kernel);
   std::erase_if(chosen, [&](const auto& one) { return one.config.shared_bytes(p, kernel) > device.shared_bytes; });
-  const auto illegal = [&](const Sm80Config& config) { return sm80_illegal(p, kernel, config, device.shared_bytes); };
+  const auto refuses = [&](const Sm80Config& config) { return illegal(p, kernel, config, device.shared_bytes); };
   return choice(
-      p, device.name, sm80_family(kernel), std::move(chosen), [](const Sm80Config& config) { return std::optional(config); }, illegal);
+      p, device.name, sm80_family(kernel), std::move(chosen), [](const Sm80Config& config) { return std::optional(config); }, refuses);
 }
 
 }  // namespace foveal::cuda

@@ -42,9 +42,6 @@ std::vector<Sm80Config> sm80_candidates(const problem::Problem& problem, Sm80Ker
 /// The device's tuned configuration, or else the first candidate that fits the shared memory of a CTA; and why it was chosen.
 std::optional<Chosen<Sm80Config>> sm80_choice(const problem::Problem& problem, Sm80Kernel kernel, const Sm80Device& device);
 
-/// Why a kernel cannot run a problem in this configuration; nullopt if it can.
-std::optional<std::string> sm80_illegal(const problem::Problem& problem, Sm80Kernel kernel, const Sm80Config& config,
-                                        std::size_t shared_bytes_per_block);
 /// Every legal configuration of the tables, the candidates first: the search space of `foveal tune`.
 std::vector<Sm80Config> sm80_space(const problem::Problem& problem, Sm80Kernel kernel, std::size_t shared_bytes_per_block);
 

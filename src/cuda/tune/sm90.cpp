@@ -49,14 +49,15 @@ int bytes_of_staged(StagedReads reads, int block_q, int block_kv) {
   return 4 * (reads.rows * Shape::floats(block_q, block_kv, false) + reads.diagonals * Shape::floats(block_q, block_kv, true));
 }
 
-}  // namespace
-
-device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
+/// The pipeline of the tiles of these reads.
+device::PairPipelineShape pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
   device::PairPipelineShape pipeline{.stages = stages, .stage_bytes = 0};
   for (const PairTile& tile : tiles)
     pipeline.stage_bytes += device::PairTileShape{tile.element_bytes, tile.stairs, tile.keys}.bytes(rows, columns);
   return pipeline;
 }
+
+}  // namespace
 
 std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
   const device::ForwardLayout layout({.block_q = block_q(),
@@ -65,7 +66,7 @@ std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
                                       .head_dim_v = static_cast<int>(p.head_dim_v),
                                       .stages = stages,
                                       .query_stages = query_stages,
-                                      .pairs = sm90_pair_pipeline(tiles, pair_stages, block_q(), block_kv),
+                                      .pairs = pair_pipeline(tiles, pair_stages, block_q(), block_kv),
                                       .line_floats = static_cast<int>(lines.count(block_q(), block_kv)),
                                       .column_bytes = offset_steps * device::offset_step_bytes(block_kv),
                                       .table_bytes = static_cast<int>(bytes_of_tables(tables)),
@@ -88,7 +89,7 @@ std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
                                        .key_chunks = shape().key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
                                        .peer_key_chunks = shape().peer_key_chunks(),
                                        .ds_tiles = shape().ds_tiles(),
-                                       .pairs = sm90_pair_pipeline(tiles, pair_stages, block_q, block_kv),
+                                       .pairs = pair_pipeline(tiles, pair_stages, block_q, block_kv),
                                        .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
                                        .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),
                                        .read_bin_bytes = static_cast<int>(bytes_of_bins(bins)),
@@ -224,7 +225,7 @@ unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
                                     .head_dim_v = static_cast<int>(p.head_dim_v),
                                     .stages = stages,
                                     .tasks_ahead = tasks_ahead,
-                                    .pairs = sm90_pair_pipeline(tiles, pair_stages, block_q, 64)});
+                                    .pairs = pair_pipeline(tiles, pair_stages, block_q, 64)});
   return static_cast<unsigned>(layout.bytes);
 }
 

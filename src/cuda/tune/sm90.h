@@ -88,8 +88,6 @@ struct Sm90PairsConfig : device::PairsConfig {
   unsigned shared_bytes(const problem::Problem& problem) const;
 };
 
-/// The pipeline of the tiles of these reads.
-device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns);
 /// Divides `room` bytes of shared memory among the reads that scatter. A read gets bins for all of its elements, replicated while there is
 /// room, or for a window of them around a tile, or none: it then adds to sums in L2.
 std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);

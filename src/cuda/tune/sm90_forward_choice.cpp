@@ -1,5 +1,4 @@
 // Which configuration a Hopper forward kernel runs in: facts of the problem, rows that were measured, and what is legal.
-#include <initializer_list>
 
 #include "base/divide.h"
 #include "cuda/tune/choice.h"

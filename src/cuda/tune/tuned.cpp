@@ -76,8 +76,7 @@ std::int64_t power_of_two(std::int64_t length) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max<std::int64_t>(length, 1))));
 }
 
-}  // namespace
-
+/// What a line applies to: pass, dtype, head dims, lengths rounded up to powers of two, whether heads share keys, and the programs.
 std::string problem_class(const problem::Problem& p) {
   return base::join(to_string(p.pass), " ", to_string(p.dtype), " d", p.head_dim, ":", p.head_dim_v, " q", power_of_two(p.seqlen_q), " kv",
                     power_of_two(p.seqlen_kv), " group=", p.group_size, p.varlen ? " packed" : "",
@@ -85,6 +84,8 @@ std::string problem_class(const problem::Problem& p) {
                     p.attention.dropout_p > 0 ? " dropout" : "",
                     p.attention.determinism == Determinism::reproducible ? " reproducible" : "", " ", p.score->text);
 }
+
+}  // namespace
 
 std::optional<Tuned> tuned_config(const problem::Problem& p, const std::string& device, const std::string& family) {
   if (trial != nullptr && trial->first == family) return trial->second;

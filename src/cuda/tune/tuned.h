@@ -14,10 +14,6 @@
 
 namespace foveal::cuda {
 
-/// The class of a problem in these files: pass, dtype, head dims, lengths rounded up to powers of two, whether heads share keys, and the
-/// programs.
-std::string problem_class(const problem::Problem& problem);
-
 struct Tuned {
   std::string config;
   std::string source;  ///< "table.txt:3"

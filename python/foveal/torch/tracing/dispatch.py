@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 import torch
 
@@ -16,23 +16,21 @@ from . import views, writing
 from .dtypes import DTYPES
 from .indexing import chosen
 from .meta import check_numbers, look_of_result
+from .state import TorchState
 from .table import ASKED, SHARING, TABLE, TAKES_ARRAYS
-
-if TYPE_CHECKING:
-    from .tracer import TorchTracer
 
 _REFLECTED = {"rpow", "rdiv", "rtruediv", "rfloordiv", "rmod", "rmatmul", "rlshift", "rrshift", "rand", "ror", "rxor"}
 _NUMPYS_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # of arguments, which torch takes, too
 
 
-def call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(tracer: TorchState | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         return _called(tracer, func, args, kwargs)
     except Exception as error:
         raise error if isinstance(error, IndexError) or getattr(error, "of_torch", False) else refusals.refused(error)
 
 
-def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _called(tracer: TorchState | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raw = getattr(func, "__name__", str(func))
     if raw.startswith("__r") and raw.strip("_") in _REFLECTED and len(args) == 2:  # Tensor's own: other op self
         func, args = getattr(operator, {"rand": "and_", "ror": "or_", "rdiv": "truediv"}.get(raw.strip("_"), raw.strip("_")[1:])), args[::-1]
@@ -58,7 +56,7 @@ def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwar
         raise NotImplementedError("torch.view in a score or mask: a dtype, by which bits are read as another type; expected sizes, or x.to(dtype)")
     args = tuple(tracer.symbol([value], (), DTYPES[value.type]) if isinstance(value, Expr) else arrays.plain_number(value) for value in args)
     kwargs = {key: arrays.plain_number(value) for key, value in kwargs.items()}  # torch takes NumPy's for Python's
-    check_transforms(tracer, name)
+    tracer.check_transforms(name)
     _check_operands(tracer, name, (*args, *kwargs.values()))
     if name == "type":
         given = args[1] if len(args) > 1 else kwargs.get("dtype")
@@ -91,23 +89,13 @@ def _name_of(func: Any) -> str:
     return {"rpow": "pow", "rdiv": "div", "rtruediv": "div", "rmul": "mul", "radd": "add", "rfloordiv": "floordiv", "rmod": "mod"}.get(name, name)
 
 
-def _check_operands(tracer: "TorchTracer", name: str, values: Sequence[Any]) -> None:
+def _check_operands(tracer: TorchState, name: str, values: Sequence[Any]) -> None:
     """Refuses what torch's own words for tensors without data would not explain."""
     for value in flat(values):
         if isinstance(value, torch.dtype):
             tracer.type_of(value)
         elif name not in TAKES_ARRAYS and not isinstance(value, torch.Tensor) and arrays.is_array(value):
             raise TypeError(f"torch.{name} in a score or mask: found an array of {arrays.framework(value)} beside tensors; expected {tracer.can_see}")
-
-
-def check_transforms(tracer: "TorchTracer", name: str) -> None:
-    if torch._C._are_functorch_transforms_active() and transforms() > tracer.transforms:
-        raise NotImplementedError(f"torch.{name} in a score or mask, within a transform of torch.func (vmap, grad, jvp, ...) of its own; expected the operations themselves")
-
-
-def transforms() -> int:
-    """How many of torch.func's are active."""
-    return len(torch._C._functorch.get_interpreter_stack() or [])
 
 
 def _note_sharing(symbols: list[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -10,9 +10,7 @@ from torch.overrides import TorchFunctionMode
 from ... import refusals
 from ...framework_calls import flat, symbolic
 from . import dispatch
-
-if TYPE_CHECKING:
-    from .tracer import TorchTracer
+from .state import TorchState
 
 # What a tensor says of itself that a key holds, too (trace_key): its shape and dtype.
 _LOOKS = {"shape", "dtype", "ndim", "layout"}
@@ -28,7 +26,7 @@ _RANDOM = frozenset(
 class TracingMode(TorchFunctionMode):
     """Reads of captured tensors, torch functions that mix tensors and symbols, and elements that become Python values."""
 
-    def __init__(self, tracer: "TorchTracer"):
+    def __init__(self, tracer: TorchState):
         super().__init__()
         self.tracer = tracer
 
@@ -41,7 +39,7 @@ class TracingMode(TorchFunctionMode):
             )
         if name == "__getitem__" and isinstance(args[0], torch.Tensor) and symbolic(args[1]):
             try:
-                dispatch.check_transforms(self.tracer, "getitem")
+                self.tracer.check_transforms("getitem")
                 return self.tracer.capture(args[0])[args[1]]
             except (TypeError, ValueError, NotImplementedError) as error:
                 raise refusals.refused(error)

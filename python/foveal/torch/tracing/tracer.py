@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Sequence
 
 import torch
@@ -11,27 +10,23 @@ import torch
 from ... import arrays, refusals
 from ..._core import Expr, Param
 from ...captures import Capture
-from ...framework_calls import Call, CallTracer, symbolic
+from ...framework_calls import Call, symbolic
 from ...runtime_numbers import Number
 from . import dispatch, views, writing
 from .autograd_functions import refused_on_symbols
 from .dtypes import DTYPES, INDICES, NARROW, SIXTEEN_BITS, is_integral
 from .meta import meta_of
 from .mode import TracingMode, function_modes
+from .state import TorchState
 from .symbol import Symbol
 from .table import READS
 
 _OF_NUMBERS = frozenset("mul multiply div divide true_divide truediv floor_divide floordiv lerp".split())
 
 
-@dataclass
-class TorchTracer(CallTracer):
+class TorchTracer(TorchState):
     device: ClassVar[torch.device] = torch.device("cpu")  # of q
     score_dtype: ClassVar[torch.dtype] = torch.float32
-    views: dict[int, tuple[torch.Tensor, Capture]] = field(default_factory=dict)  # made while tracing, as reads of what they are views of
-    computed: dict[int, torch.Tensor] = field(default_factory=dict)  # made of others while tracing: their shapes may follow from elements
-    with_gradients: bool = field(default_factory=torch.is_grad_enabled)  # without them, nothing is there to stop
-    transforms: int = field(default_factory=dispatch.transforms)
 
     library = "torch"
     cannot_see = "no tensor of torch"
@@ -71,21 +66,12 @@ class TorchTracer(CallTracer):
             raise TypeError(f"a captured tensor: found {type(array).__name__}; expected a torch.Tensor: torch.as_tensor(x), outside of the function")
         return super().param(array, called)
 
-    def capture(self, tensor: torch.Tensor) -> Capture:
-        if tensor.is_nested:
-            arrays.check_plain(tensor, "a captured array")
-        known = self.views.get(id(tensor))
-        return Capture(self, tensor) if known is None else known[1]
-
     def attribute(self, capture: Capture, name: str) -> Any:
         if name in views.PROPERTIES:
             return views.PROPERTIES[name](capture)
         if name in views.NAMES or name in READS:
             return lambda *args, **kwargs: dispatch.call(self, getattr(torch.Tensor, name), (capture, *args), kwargs)
         return super().attribute(capture, name)
-
-    def gradient_stopped(self) -> bool:
-        return self.with_gradients and not torch.is_grad_enabled()
 
     def symbol(self, items: Sequence[Expr], shape: tuple[int, ...], dtype: torch.dtype) -> Symbol:
         made = Symbol(self, items, shape, dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 import torch
 import torch.nn.functional as F
@@ -11,26 +11,22 @@ import torch.nn.functional as F
 from ... import _core, refusals
 from ..._core import Type
 from ...symbols import Symbols
-from . import dispatch
 from .meta import look_of_result
 from .table import SHARING, TABLE
 
-if TYPE_CHECKING:
-    from .symbol import Symbol
 
-
-def by_operator(x: "Symbol", func: Callable[..., Any], other: Any) -> "Symbol":
+def by_operator(x: Symbols, func: Callable[..., Any], other: Any) -> Symbols:
     name = func.__name__
     plain = getattr(operator, {"iand": "and_", "ior": "or_"}.get(name, name[1:]))
     return _written(x, name, func, plain, (x, other), {})
 
 
-def by_method(x: "Symbol", func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Symbol":
+def by_method(x: Symbols, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Symbols:
     """x.mul_(y), torch.relu_(x)."""
     return _written(x, func.__name__, func, _plain(func.__name__), args, kwargs)
 
 
-def with_result(x: Any, name: str, result: "Symbol") -> Any:
+def with_result(x: Any, name: str, result: Symbols) -> Any:
     """relu(x, inplace=True)."""
     if not isinstance(x, Symbols):
         raise refusals.refused(NotImplementedError(f"torch.{name} in a score or mask: inplace=True, which writes into a captured tensor; expected inplace=False"))
@@ -44,15 +40,16 @@ def is_known(name: str) -> bool:
     return name in _FILLS or (name in TABLE and name not in SHARING)
 
 
-def _written(x: "Symbol", name: str, func: Callable[..., Any], plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Symbol":
+def _written(x: Any, name: str, func: Callable[..., Any], plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Symbols:
     _check(x, name)
     with torch._C.DisableTorchFunction():
         look_of_result(name, func, args, kwargs)  # whether torch can
-    result = plain(*args, **kwargs) if plain in _FILLS.values() else dispatch.call(x._tracer, plain, args, kwargs)
+    result = plain(*args, **kwargs)
     if plain not in _FILLS.values() and not torch.can_cast(result.dtype, x._dtype):  # not every torch says so of meta tensors
         raise RuntimeError(f"{name} in a score or mask: result type {result.dtype} can't be cast to the desired output type {x._dtype}")
-    x._items = dispatch.call(x._tracer, torch.Tensor.to, (result, x._dtype), {})._items
-    return x
+    x._items = result.to(x._dtype)._items
+    written: Symbols = x
+    return written
 
 
 def _check(x: Any, name: str) -> None:
@@ -64,9 +61,12 @@ def _check(x: Any, name: str) -> None:
 
 
 def _plain(name: str) -> Callable[..., Any]:
+    """What name_() writes, as a function of symbols."""
     name = name[:-1]
-    found: Any = _FILLS.get(name) or next(getattr(owner, name) for owner in (torch.Tensor, torch, F) if hasattr(owner, name))
-    return found  # type: ignore[no-any-return]
+    if name not in _FILLS and hasattr(torch.Tensor, name):
+        return lambda x, *rest, **named: getattr(x, name)(*rest, **named)
+    found: Callable[..., Any] = _FILLS.get(name) or getattr(torch if hasattr(torch, name) else F, name)
+    return found
 
 
 def _filled(x: Any, value: Any) -> Any:

@@ -29,9 +29,10 @@ FOVEAL_DEVICE int for_each_use(const PagesArgs& args, int page, See&& see) {
 }  // namespace foveal::device
 
 /// One page for each warp.
-extern "C" __global__ void __launch_bounds__(256) list_page_uses(const __grid_constant__ foveal::device::PagesArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kPageThreads)
+    list_page_uses(const __grid_constant__ foveal::device::PagesArgs args) {
   using namespace foveal::device;
-  const int page = int(blockIdx.x) * (256 / kWarp) + warp_id();
+  const int page = int(blockIdx.x) * (kPageThreads / kWarp) + warp_id();
   if (page >= args.pages) return;
   const int count = for_each_use(args, page, [](const PageUse&, int) {});
   int begin = 0;

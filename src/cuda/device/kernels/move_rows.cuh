@@ -1,6 +1,6 @@
 // Copies, converts or adds rows of heads.
 //
-// config.cuh: From, To; kVector: vector width, as addresses and strides allow; kTokensLast: tokens are contiguous in memory.
+// config.cuh: kConfig (a MoveRowsConfig); From, To (types).
 #include "element.cuh"
 #include "rows_args.cuh"
 
@@ -9,8 +9,8 @@
 namespace foveal::device {
 
 template <class T>
-struct alignas(sizeof(T) * kVector) Piece {
-  T value[kVector];
+struct alignas(sizeof(T) * kConfig.vector) Piece {
+  T value[kConfig.vector];
 };
 
 template <class A, class B>
@@ -25,15 +25,16 @@ FOVEAL_DEVICE void convert(A& to, A from) {
 }  // namespace foveal::device
 
 /// Grid: (any, batch); threads stride over pieces of rows.
-extern "C" __global__ void __launch_bounds__(256) move_rows(const __grid_constant__ foveal::device::MoveRowsArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kRowThreads)
+    move_rows(const __grid_constant__ foveal::device::MoveRowsArgs args) {
   using namespace foveal::device;
   const From* from = static_cast<const From*>(args.from.data) + blockIdx.y * args.from.batch;
   To* to = static_cast<To*>(args.to.data) + blockIdx.y * args.to.batch;
-  const u32 pieces = args.dim / kVector;
+  const u32 pieces = args.dim / kConfig.vector;
   const u64 all = static_cast<u64>(args.tokens) * args.heads * pieces;
   for (u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; i < all; i += static_cast<u64>(gridDim.x) * blockDim.x) {
     u32 token, head, piece;
-    if constexpr (kTokensLast) {
+    if constexpr (kConfig.tokens_last) {
       token = i % args.tokens;
       head = i / args.tokens;
       piece = 0;
@@ -43,8 +44,8 @@ extern "C" __global__ void __launch_bounds__(256) move_rows(const __grid_constan
       head = row % args.heads;
       token = row / args.heads;
     }
-    const From* source = from + token * args.from.token + head * args.from.head + piece * kVector * args.from.dim;
-    To* target = to + token * args.to.token + head * args.to.head + piece * kVector * args.to.dim;
+    const From* source = from + token * args.from.token + head * args.from.head + piece * kConfig.vector * args.from.dim;
+    To* target = to + token * args.to.token + head * args.to.head + piece * kConfig.vector * args.to.dim;
     auto value = *reinterpret_cast<const Piece<From>*>(source);
     if (args.more_count > 0) {
       Piece<From> other[kMaxMoreRows];
@@ -53,19 +54,19 @@ extern "C" __global__ void __launch_bounds__(256) move_rows(const __grid_constan
         if (m >= args.more_count) break;
         const RowsView& more = args.more[m];
         other[m] = *reinterpret_cast<const Piece<From>*>(static_cast<const From*>(more.data) + blockIdx.y * more.batch +
-                                                         token * more.token + head * more.head + piece * kVector * more.dim);
+                                                         token * more.token + head * more.head + piece * kConfig.vector * more.dim);
       }
 #pragma unroll
       for (int m = 0; m < kMaxMoreRows; ++m) {
         if (m >= args.more_count) break;
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) from_real(value.value[e], to_real(value.value[e]) + to_real(other[m].value[e]));
+        for (int e = 0; e < kConfig.vector; ++e) from_real(value.value[e], to_real(value.value[e]) + to_real(other[m].value[e]));
       }
     }
     Piece<To> result;
     if (args.adds) result = *reinterpret_cast<const Piece<To>*>(target);
 #pragma unroll
-    for (int e = 0; e < kVector; ++e) {
+    for (int e = 0; e < kConfig.vector; ++e) {
       if (args.adds) {
         from_real(result.value[e], to_real(result.value[e]) + to_real(value.value[e]));
       } else {

@@ -24,7 +24,7 @@ FOVEAL_DEVICE void look_at_row(const OutsideArgs& args, i64 row) {
   const int q = int(row % attention.seqlen_q), head = int(row / attention.seqlen_q % attention.heads_q);
   const Sequence seq = find_sequence(attention, int(row / attention.seqlen_q / attention.heads_q));
   if (q >= seq.len_q) return;
-  for (int kv = threadIdx.x; kv < seq.len_kv; kv += 256) {
+  for (int kv = threadIdx.x; kv < seq.len_kv; kv += kOutsideThreads) {
     const i64 pair = row * attention.seqlen_kv + kv;
     if (args.wanted >= 0 && pair != args.wanted) continue;
     const Position at{seq.batch, head, int(attention.q_offset) + q, int(attention.kv_offset) + kv, seq.len_q, seq.len_kv};
@@ -44,7 +44,8 @@ FOVEAL_DEVICE void look_at_row(const OutsideArgs& args, i64 row) {
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(256) outside_reads(const __grid_constant__ foveal::device::OutsideArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kOutsideThreads)
+    outside_reads(const __grid_constant__ foveal::device::OutsideArgs args) {
   using namespace foveal::device;
   const i64 rows = i64(args.attention.batch) * args.attention.heads_q * args.attention.seqlen_q;
   for (i64 row = blockIdx.x; row < rows; row += gridDim.x) look_at_row(args, row);

@@ -7,7 +7,8 @@
 
 #include "config.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024) sink_gradient(const __grid_constant__ foveal::device::SinkGradientArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kSinkThreads)
+    sink_gradient(const __grid_constant__ foveal::device::SinkGradientArgs args) {
   using namespace foveal::device;
   const int head = blockIdx.x, lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const double logit = to_real(static_cast<const Sink*>(args.sink)[head * args.sink_stride]);
@@ -30,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(1024) sink_gradient(const __grid_co
     if (args.dlse.data != nullptr) delta -= static_cast<const Wide*>(args.dlse.data)[place(args.dlse)];
     sum -= p * delta;
   }
-  __shared__ double of_warp[32];
+  __shared__ double of_warp[kSinkThreads / kWarp];
   if (lane == 0) of_warp[warp] = sum;
   __syncthreads();
   if (threadIdx.x != 0) return;

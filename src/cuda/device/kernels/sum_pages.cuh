@@ -8,7 +8,8 @@
 #include "config.cuh"
 
 /// Grid: (pages, any).
-extern "C" __global__ void __launch_bounds__(256) sum_pages(const __grid_constant__ foveal::device::PagesArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kPageThreads)
+    sum_pages(const __grid_constant__ foveal::device::PagesArgs args) {
   using namespace foveal::device;
   const int page = blockIdx.x;
   const PageUses uses = args.of_page[page];
