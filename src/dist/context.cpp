@@ -10,6 +10,8 @@
 
 #include "api/backends.h"
 #include "base/check.h"
+#include "base/strided.h"
+#include "cuda/jit/load_together.h"
 #include "dist/agreement.h"
 #include "dist/context_checks.h"
 #include "dist/deal.h"
@@ -273,7 +275,17 @@ struct ContextAttention::State {
   std::shared_ptr<PassMemory> memory;  ///< gives it back while the transport is there
   std::size_t used = 0;
   OfPass forward, backward;
+  struct Follows {
+    std::vector<Param> trained;
+    bool dlse;
+  };
+  std::optional<Follows> follows;  ///< the backward passes to come
 
+  /// Plans a pass and takes its memory, and loads its kernels.
+  template <class Inputs, class Outputs>
+  void warm_up(OfPass& pass, const Inputs& in, const Outputs& out, Stream stream);
+  /// Kernels of the backward pass that is to follow a forward pass.
+  std::vector<cuda::jit::KernelSource> kernels_that_follow(const ForwardInputs& in, const ForwardOutputs& out);
   template <class Inputs, class Outputs>
   void run(OfPass& pass, const char* name, const Inputs& in, const Outputs& out, const std::vector<ParamBinding>& wanted, Stream stream);
   /// Parameters and their gradients, as an ordinary call checks them.
@@ -399,6 +411,56 @@ void ContextAttention::State::check_bindings(OfPass& pass, const Inputs& in, con
   pass.looks = std::move(looks), pass.looked_at = in.params, pass.looked_for = wanted;
 }
 
+std::vector<cuda::jit::KernelSource> ContextAttention::State::kernels_that_follow(const ForwardInputs& in, const ForwardOutputs& out) {
+  if (!follows || backward.plans.is_made() || !out.lse.present()) return {};
+  std::uintptr_t next = std::uintptr_t{1} << 44;  // addresses that nobody reads or writes
+  const auto like = [&](TensorView view) {
+    view.data = reinterpret_cast<void*>(next), next += std::uintptr_t{1} << 40;
+    base::make_contiguous(view);
+    return view;
+  };
+  BackwardInputs inputs{.q = in.q, .k = in.k, .v = in.v, .out = out.out, .lse = out.lse, .dout = like(out.out), .params = in.params};
+  inputs.rng = in.rng;
+  if (follows->dlse) inputs.dlse = like(out.lse);
+  BackwardOutputs outputs{.dq = like(in.q), .dk = like(in.k), .dv = like(in.v)};
+  for (const ParamBinding& p : in.params)
+    if (std::any_of(follows->trained.begin(), follows->trained.end(), [&](const Param& t) { return t.name() == p.param.name(); }))
+      outputs.dparams.push_back({p.param, like(p.tensor)});
+  DeviceBuffers nowhere(false, DeviceBuffers::Memory::made_up);
+  PartPlans plans;
+  const cuda::jit::LoadTogether together;
+  try {
+    nowhere.begin(in.q.device, {}, *context.transport, true);
+    run_pass(context, inputs, outputs, nowhere, plans);
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): recurs in the backward pass
+  }
+  return together.sources();
+}
+
+template <class Inputs, class Outputs>
+void ContextAttention::State::warm_up(OfPass& pass, const Inputs& in, const Outputs& out, Stream stream) {
+  constexpr bool is_forward = std::is_same_v<Inputs, ForwardInputs>;
+  DeviceBuffers& buffers = is_forward ? memory->forward : memory->backward;
+  buffers.begin(in.q.device, stream, *context.transport, true);
+  cuda::jit::LoadTogether together;
+  run_pass(context, in, out, buffers, pass.plans);
+  if (together.empty()) return;  // as the last time
+  try {
+    if constexpr (is_forward) {
+      std::vector<cuda::jit::KernelSource> all = together.sources(), later = kernels_that_follow(in, out);
+      all.insert(all.end(), std::make_move_iterator(later.begin()), std::make_move_iterator(later.end()));
+      try {
+        cuda::jit::compile(all);
+      } catch (const Error&) {  // NOLINT(bugprone-empty-catch): recurs where the kernel is loaded
+      }
+    }
+    together.load();
+  } catch (...) {
+    pass.plans = {};
+    throw;
+  }
+}
+
 template <class Inputs, class Outputs>
 void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& in, const Outputs& out,
                                   const std::vector<ParamBinding>& wanted, Stream stream) {
@@ -408,10 +470,6 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
   DeviceBuffers& buffers = is_forward ? memory->forward : memory->backward;
   TensorView dlse;
   if constexpr (!is_forward) dlse = in.dlse;
-  const auto run_on_gpu = [&](bool warms_up) {
-    buffers.begin(in.q.device, stream, *c.transport, warms_up);
-    run_pass(c, in, out, buffers, pass.plans);
-  };
   agree_on_pass(pass, name, in.q.device, in.params, in.rng, wanted, dlse, [&] {
     FOVEAL_CHECK(!in.varlen, "varlen: given; the plan of a context attention knows the lengths");
     FOVEAL_CHECK(!in.segments, "segments: given; the plan of a context attention has them");
@@ -422,17 +480,20 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
     check_params(wanted, "gradient of parameter");
     check_bindings(pass, in, out, wanted);
     check_mask_data(c, in.params);
-    if (on_gpu) run_on_gpu(true);
+    if (on_gpu) warm_up(pass, in, out, stream);
   });
   fail_together(*c.transport, [&] {
     if (on_gpu) {
-      run_on_gpu(false);
+      buffers.begin(in.q.device, stream, *c.transport);
+      run_pass(c, in, out, buffers, pass.plans);
       used = buffers.bytes();
     } else {
       used = with_buffers([&](Buffers& host) { run_pass(c, in, out, host); });
     }
   });
 }
+
+void ContextAttention::backward_follows(const std::vector<Param>& trained, bool dlse) { held(state_).follows = {trained, dlse}; }
 
 namespace {
 
