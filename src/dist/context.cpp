@@ -294,7 +294,7 @@ struct ContextAttention::State {
   /// Collective, before anything of a pass is under way: an error of one rank is one of all ranks, and they can go on afterwards.
   template <class Check>
   void agree_on_pass(OfPass& pass, const char* name, Device device, const std::vector<ParamBinding>& params, const DropoutRng& rng,
-                     const std::vector<ParamBinding>& wanted, const TensorView& dlse, Check&& check);
+                     const std::vector<ParamBinding>& wanted, const TensorView& dlse, Stream stream, Check&& check);
 };
 
 ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
@@ -380,10 +380,13 @@ std::pair<std::int64_t, std::int64_t> ContextAttention::planned_bytes(Pass pass)
 template <class Check>
 void ContextAttention::State::agree_on_pass(OfPass& pass, const char* name, Device device, const std::vector<ParamBinding>& params,
                                             const DropoutRng& rng, const std::vector<ParamBinding>& wanted, const TensorView& dlse,
-                                            Check&& check) {
+                                            Stream stream, Check&& check) {
   // Agreement costs a small message. Where that means waiting for the GPU, ranks agree once for all passes, unless seeds are the host's.
   const bool seeds = context.attention.dropout_p > 0 && !is_on_gpu(rng.state);
-  if (pass.agreed && !seeds && context.transport->carries_device_memory()) return fail_together(*context.transport, check);
+  const bool reads = std::none_of(params.begin(), params.end(), [](const ParamBinding& p) { return is_on_gpu(p.tensor); }) ||
+                     !pass.agreed || context.attention.checked;  // values of a GPU only once, as that waits, unless all is to be checked
+  if (pass.agreed && !seeds && !context.attention.checked && context.transport->carries_device_memory())
+    return fail_together(*context.transport, check);
   const auto add_this_call = [&](Agreement& agreement) {
     add_call(agreement, base::join(name, device.kind == DeviceKind::cuda ? " on GPUs" : " on CPUs"), context.plan.text);
   };
@@ -396,6 +399,7 @@ void ContextAttention::State::agree_on_pass(OfPass& pass, const char* name, Devi
     add_rng(agreement, context, rng);
     agreement.add("parameters", text_of(params));
     agreement.add("gradients that are asked for", text_of(wanted));
+    if (reads) add_data(agreement, context, params, stream);
     if (context.plan.head_groups > 1) agreement.add("dlse", dlse.present() ? "given" : "absent");  // it travels with the queries
   });
   pass.agreed = true;
@@ -470,7 +474,7 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
   DeviceBuffers& buffers = is_forward ? memory->forward : memory->backward;
   TensorView dlse;
   if constexpr (!is_forward) dlse = in.dlse;
-  agree_on_pass(pass, name, in.q.device, in.params, in.rng, wanted, dlse, [&] {
+  agree_on_pass(pass, name, in.q.device, in.params, in.rng, wanted, dlse, stream, [&] {
     FOVEAL_CHECK(!in.varlen, "varlen: given; the plan of a context attention knows the lengths");
     FOVEAL_CHECK(!in.segments, "segments: given; the plan of a context attention has them");
     FOVEAL_CHECK(!in.part, "part: given; the plan of a context attention divides the work");

@@ -289,17 +289,55 @@ TEST(Dist, AnErrorWithinAPassReachesTheOthersAtOnce) {
         << errors[static_cast<std::size_t>(rank)];
 }
 
+/// Also where they give the same plan.
 TEST(Dist, MasksOfDifferentDataAreFound) {
   const Param ids("ids", {64}, Type::integer);
-  const std::vector<std::string> errors = errors_of(2, {.time_limit = 10}, [&](int rank, std::shared_ptr<Transport> t) {
-    std::vector<std::int32_t> data(64);
-    for (int i = 0; i < 64; ++i) data[static_cast<std::size_t>(i)] = i / (rank == 0 ? 16 : 32);
-    WholeShapes shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = 64, .seqlen_kv = 64, .head_dim = 8, .head_dim_v = 8};
-    ContextOptions options;
-    options.unit = 8;
-    ContextAttention(std::move(t), {.mask = document(ids)}, shapes, {{ids, TensorView(data.data(), DType::i32, {64})}}, options);
-  });
-  for (const std::string& error : errors) EXPECT_NE(error.find("differ in plan (tensors that the mask reads)"), std::string::npos) << error;
+  for (const std::int32_t last : {2, 3}) {
+    const std::vector<std::string> errors = errors_of(2, {.time_limit = 10}, [&](int rank, std::shared_ptr<Transport> t) {
+      std::vector<std::int32_t> data(64, 2);
+      if (rank == 1) data[62] = 1, data[63] = last;
+      WholeShapes shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = 64, .seqlen_kv = 64, .head_dim = 8, .head_dim_v = 8};
+      ContextOptions options;
+      options.unit = 8;
+      ContextAttention(std::move(t), {.mask = document(ids)}, shapes, {{ids, TensorView(data.data(), DType::i32, {64})}}, options);
+    });
+    for (const std::string& error : errors) EXPECT_NE(error.find("differ in values that the mask reads"), std::string::npos) << error;
+  }
+}
+
+/// Whatever their strides, and in every pass.
+TEST(Dist, ScoresOfDifferentDataAreFound) {
+  const Param bias("bias", {40000, 2});
+  const auto errors = [&](bool contiguous, int differs) {
+    return errors_of(2, {.time_limit = 10}, [&](int rank, std::shared_ptr<Transport> t) {
+      std::vector<float> data(80000), transposed(80000);
+      const WholeShapes shapes{.seqlen_q = 16, .seqlen_kv = 16, .head_dim = 4, .head_dim_v = 4};
+      const TensorView here(data.data(), DType::f32, {40000, 2});
+      TensorView there(transposed.data(), DType::f32, {40000, 2});
+      there.strides[0] = 1, there.strides[1] = 40000;
+      ContextOptions options;
+      options.unit = 4;
+      ContextAttention attention(t, {.score_mod = symbols::score + bias(symbols::q_idx, 0)}, shapes, {{bias, here}}, options);
+      std::vector<float> rows(32, 0.5f), out(32);
+      const TensorView tensor(rows.data(), DType::f32, {1, 8, 1, 4}), result(out.data(), DType::f32, {1, 8, 1, 4});
+      for (int pass = 0; pass < 2; ++pass) {
+        for (int i = 0; i < 80000; ++i) {
+          const float value = static_cast<float>(i * 7 % 1000) + (rank == 1 && pass == 1 && i == differs ? 1.0f : 0.0f);
+          data[static_cast<std::size_t>(i)] = transposed[static_cast<std::size_t>(i % 2 * 40000 + i / 2)] = value;
+        }
+        attention.forward({.q = tensor, .k = tensor, .v = tensor, .params = {{bias, contiguous || rank == 0 ? here : there}}},
+                          {.out = result});
+      }
+    });
+  };
+  for (const bool contiguous : {true, false}) {
+    for (const std::string& error : errors(contiguous, -1)) EXPECT_EQ(error, "");
+    for (const int element : {0, 1, 16384, 79999})
+      for (const std::string& error : errors(contiguous, element))
+        EXPECT_NE(error.find("ranks 0 and 1 differ in values of parameters, which are those of the whole on every rank: rank 0 has bias: "),
+                  std::string::npos)
+            << error;
+  }
 }
 
 TEST(Dist, PassesWithOtherDataOfTheMaskAreRefused) {
