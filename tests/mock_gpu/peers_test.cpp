@@ -616,6 +616,40 @@ TEST(Peers, AttentionsOfATransportShareMemory) {
   }));
 }
 
+/// To read values of a GPU is to wait for it: once, unless all is to be checked.
+TEST(Peers, ValuesOfParametersAreCompared) {
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
+  cuda::jit::set_cache_folder("");
+  const Param bias("bias", {300, 2});
+  const auto errors = [&](bool checked, int differs_in) {
+    return on_ranks(2, [&](Transport& transport) {
+      constexpr std::int64_t heads = 2, dim = 64;
+      const WholeShapes shapes{
+          .dtype = DType::bf16, .heads_q = heads, .heads_kv = heads, .seqlen_q = 512, .seqlen_kv = 512, .head_dim = dim, .head_dim_v = dim};
+      std::vector<float> values(600, 0.5f);
+      TensorView view(values.data(), DType::f32, {300, 2}, gpu);
+      view.strides[0] = 1, view.strides[1] = 300;
+      const std::shared_ptr<Transport> borrowed(&transport, [](Transport*) {});
+      const Attention biased{.score_mod = symbols::score + bias(symbols::q_idx % 300, 1), .checked = checked};
+      ContextAttention attention(borrowed, biased, shapes, {{bias, TensorView(values.data(), DType::f32, {300, 2})}});
+      const auto rows = static_cast<std::int64_t>(attention.q_tokens().size());
+      std::vector<std::uint16_t> memory(static_cast<std::size_t>(rows * heads * dim)), results(memory.size());
+      const TensorView tensor(memory.data(), DType::bf16, {1, rows, heads, dim}, gpu);
+      for (int pass = 0; pass < 2; ++pass) {
+        values[599] = transport.rank() == 1 && pass == differs_in ? 0.25f : 0.5f;
+        attention.forward({.q = tensor, .k = tensor, .v = tensor, .params = {{bias, view}}},
+                          {.out = TensorView(results.data(), DType::bf16, {1, rows, heads, dim}, gpu)});
+      }
+    });
+  };
+  for (const bool checked : {false, true}) {
+    expect_no(errors(checked, -1));
+    for (const int pass : {0, 1})
+      for (const std::string& error : errors(checked, pass))
+        EXPECT_EQ(error.find("ranks 0 and 1 differ in values of parameters") != std::string::npos, pass == 0 || checked) << pass << error;
+  }
+}
+
 /// Ranks with tensors on a GPU and messages in host memory: where one refuses its call, or has its tensors elsewhere, all are told and go on.
 TEST(Staged, ErrorsOfFirstCallsAreThoseOfAllRanks) {
   setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
