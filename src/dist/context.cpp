@@ -95,7 +95,8 @@ std::vector<std::int64_t> tokens_of(std::int64_t seqlen, int ranks, int rank, co
 
 namespace {
 
-/// While messages are under way an error of this rank must reach the others, which would wait for it.
+/// While messages are under way an error of this rank must reach the others, which would wait for it. An executor or a transport of the
+/// caller's may throw anything.
 template <class Fn>
 void fail_together(Transport& transport, Fn&& fn) {
   try {
@@ -103,17 +104,24 @@ void fail_together(Transport& transport, Fn&& fn) {
   } catch (const std::exception& error) {
     transport.fail(error.what());
     throw;
+  } catch (...) {
+    transport.fail("an exception of another language or library");
+    throw;
   }
 }
 
 /// An agreement that fails is known to all ranks, unless it could not be exchanged.
 void agree(Transport& transport, Agreement& agreement) {
-  try {
-    agreement.exchange(transport);
-  } catch (const std::exception& error) {
-    if (!agreement.is_known_to_all()) transport.fail(error.what());
-    throw;
-  }
+  std::exception_ptr known;
+  fail_together(transport, [&] {
+    try {
+      agreement.exchange(transport);
+    } catch (...) {
+      if (!agreement.is_known_to_all()) throw;
+      known = std::current_exception();
+    }
+  });
+  if (known) std::rethrow_exception(known);
 }
 
 /// Ranks agree on what fill(agreement) adds. A rank where it throws refuses.
@@ -300,6 +308,9 @@ struct ContextAttention::State {
 ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
                                    const std::vector<ParamBinding>& params, const ContextOptions& options) {
   FOVEAL_CHECK(transport != nullptr, "transport: null; expected one of thread_ranks(), mpi_world() or your own");
+  const int ranks = transport->size(), rank = transport->rank();
+  FOVEAL_CHECK(ranks >= 1 && ranks <= most_ranks && rank >= 0 && rank < ranks, "transport: rank ", rank, " of ", ranks,
+               "; expected a rank below a size of 1 to ", most_ranks);
   fail_together(*transport, [&] { state_ = std::make_unique<State>(transport); });
   const Turn turn(state_->memory->running);
   Context& c = state_->context;

@@ -2,6 +2,7 @@
 // planned; bits that do not depend on timing; ranks that disagree, stall or die.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -287,6 +288,50 @@ TEST(Dist, AnErrorWithinAPassReachesTheOthersAtOnce) {
   for (const int rank : {0, 2})
     EXPECT_EQ(errors[static_cast<std::size_t>(rank)].rfind("communication: context parallelism: rank 1 failed: ", 0), 0u)
         << errors[static_cast<std::size_t>(rank)];
+}
+
+/// An executor may throw anything.
+TEST(Dist, WhatIsNoStandardExceptionReachesTheOthersAtOnce) {
+  problem::CaseData data(problem::parse_line("forward f32 h2 q64 d8 mask=\"causal()\""));
+  const auto begin = std::chrono::steady_clock::now();
+  std::atomic<int> odd = 0;
+  const std::vector<std::string> errors = errors_of(2, {.time_limit = 60}, [&](int rank, std::shared_ptr<Transport> t) {
+    ContextOptions options;
+    options.unit = 8;
+    if (rank == 0) return run_rank(std::move(t), data, options);
+    const auto executor = std::make_shared<Executor>();
+    executor->concurrency = 2;
+    executor->run = [](std::int64_t, const std::function<void(std::int64_t, int)>&) { throw 42; };
+    options.plan.executor = executor;
+    try {
+      run_rank(std::move(t), data, options);
+    } catch (int number) {
+      odd = number;
+    }
+  });
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 20.0);
+  EXPECT_EQ(odd, 42);
+  EXPECT_EQ(errors[0], "communication: context parallelism: rank 1 failed: an exception of another language or library");
+}
+
+TEST(Dist, RanksOfATransportAreChecked) {
+  struct Lost final : Transport {
+    Lost(int rank, int size) : rank_(rank), size_(size) {}
+    int rank() const override { return rank_; }
+    int size() const override { return size_; }
+    std::uint64_t start(const std::vector<Message>&, const std::vector<Message>&) override { return 0; }
+    void wait(std::uint64_t) override {}
+    void all_gather(const void*, std::size_t, void*) override { ADD_FAILURE() << "it was called"; }
+    int rank_, size_;
+  };
+  for (const auto& [rank, size] : {std::pair{0, 0}, {-1, 2}, {2, 2}, {0, -3}, {0, 100000}}) {
+    try {
+      ContextAttention(std::make_shared<Lost>(rank, size), {}, {.seqlen_q = 8, .seqlen_kv = 8});
+      ADD_FAILURE() << rank << " of " << size;
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()).rfind("transport: rank " + std::to_string(rank) + " of ", 0), 0u) << error.what();
+    }
+  }
 }
 
 /// Also where they give the same plan.
