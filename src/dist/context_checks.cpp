@@ -57,6 +57,7 @@ std::string all_digits(double number) {
 
 /// A sum over elements, each mixed with its row-major index: strides and threads make no difference.
 std::uint64_t digest_of(const TensorView& view, const Executor& executor) {
+  constexpr std::uint64_t golden = 0x9E3779B97F4A7C15u;  // far more apart than values of 32 bits
   const auto size = static_cast<std::int64_t>(size_of(view.dtype));
   std::atomic<std::uint64_t> all = 0;
   base::parallel_runs(view, executor, [&](std::int64_t first, std::int64_t count, std::int64_t offset, std::int64_t stride) {
@@ -65,7 +66,7 @@ std::uint64_t digest_of(const TensorView& view, const Executor& executor) {
     for (std::int64_t i = 0; i < count; ++i, from += stride * size) {
       std::uint64_t bits = 0;
       std::memcpy(&bits, from, static_cast<std::size_t>(size));
-      sum += base::mix(base::mix(static_cast<std::uint64_t>(first + i)) ^ bits);
+      sum += base::mix(bits + static_cast<std::uint64_t>(first + i) * golden);
     }
     all += sum;
   });

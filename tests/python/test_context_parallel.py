@@ -334,6 +334,7 @@ def test_wrong_calls_are_refused_on_every_rank():
             message(lambda: torch.func.grad(lambda q: ft.attention(q, *shards[1:]).sum())(shards[0]))
             message(lambda: torch.vmap(lambda *qkv: ft.attention(*[t[None] for t in qkv])[0])(*shards))
             message(lambda: torch.func.jvp(lambda q: ft.attention(q, *shards[1:]), (shards[0],), (shards[0],)))
+            message(lambda: torch.func.jvp(context.unshard, (shards[0],), (shards[0],)))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64, deal="pieces"))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64, head_groups=3))
@@ -349,14 +350,14 @@ def test_wrong_calls_are_refused_on_every_rank():
         assert "query and key have 64 and 64 tokens; expected this rank's 32 of 64" in lines[0]
         assert lines[1].startswith("ValueError") and "ranks 0 and 1 differ in description" in lines[1]
         assert "shard: tensor: 32 tokens in dimension 1; expected the whole sequence, 64" in lines[2]
-        assert all(["NotImplementedError" in line and "torch.func (grad, vmap, jvp)" in line for line in lines[3:6]])
-        assert "expected contiguous or zigzag" in lines[6]
-        assert "leaves a rank of 2 without tokens; expected a lower unit" in lines[7]
-        assert "head_groups: 3; expected a number that divides the 2 ranks" in lines[8]
-        assert "shard: dim: 1 of a tensor [64]; expected a dimension of it" in lines[9]
-        assert "unshard: dim: -5 of a tensor [1, 32, 2, 8]; expected a dimension of it" in lines[10]
-        assert lines[11] == "TypeError shard: tensor: list; expected a torch.Tensor"
-        assert "head_groups: 2 with the 3 kv heads of heads=(3, 3, 8); expected a divisor of these" in lines[12]
+        assert all(["NotImplementedError" in line and "torch.func (grad, vmap, jvp)" in line for line in lines[3:7]])
+        assert "expected contiguous or zigzag" in lines[7]
+        assert "leaves a rank of 2 without tokens; expected a lower unit" in lines[8]
+        assert "head_groups: 3; expected a number that divides the 2 ranks" in lines[9]
+        assert "shard: dim: 1 of a tensor [64]; expected a dimension of it" in lines[10]
+        assert "unshard: dim: -5 of a tensor [1, 32, 2, 8]; expected a dimension of it" in lines[11]
+        assert lines[12] == "TypeError shard: tensor: list; expected a torch.Tensor"
+        assert "head_groups: 2 with the 3 kv heads of heads=(3, 3, 8); expected a divisor of these" in lines[13]
 
 
 ERRORS = """
@@ -568,18 +569,38 @@ with context:
         right_of = lambda q: ft.attention(q.requires_grad_(), *shards[1:], None, "causal()")
         message(wrong)
         message(right)
+def leaves():
+    with context:
+        q = shards[0].detach().requires_grad_()
+        out = ft.attention(q, *shards[1:], None, "causal()")
+        if rank == 1:
+            out.register_hook(lambda gradient: 1 / 0)
+        out.sum().backward()
+def leaves_nested():
+    with context, new():
+        if rank == 1:
+            raise LookupError("none")
+        ft.attention(*shards, None, "causal()")
+def all_leave():
+    with context:
+        raise LookupError("of all")
+for wrong in (leaves, leaves_nested, all_leave):
+    message(wrong)
+    with context:
+        message(right)
 message(lambda: ft.context_parallel(dist.group.WORLD, 64, deal="contiguous" if rank == 1 else "zigzag", unit=8))
 message(new)
 """
     )
     assert all(["late" not in out for out in outputs])
     said = [[line for line in out.splitlines() if line != "fine"] for out in outputs]
-    assert [out.splitlines()[1::2] for out in outputs] == [["fine"] * 10] * 2, outputs
+    assert [out.splitlines()[1::2] for out in outputs] == [["fine"] * 13] * 2, outputs
     for by_rank_1, words in zip(
         zip(*said),
         ("KeyError: 'a key'", "AssertionError", "MemoryError: no memory", "rank 1 has a seed of dropout", "rank 1 has attention of tensors without elements",
          "unshard: tensor: 31 tokens in dimension 1; expected this rank's 32", "differ in tensor: rank 0 has torch.float32 [] + tokens + [32]",
-         "second derivatives (create_graph=True)", "scale=0.500000000001", "rank 1 has contiguous, unit 8"),
+         "second derivatives (create_graph=True)", "scale=0.500000000001", "rank 1: ZeroDivisionError: division by zero", "rank 1: LookupError: none",
+         "LookupError soon of all", "rank 1 has contiguous, unit 8"),
     ):  # fmt: skip
         assert words in by_rank_1[0], (words, by_rank_1)
 

@@ -200,11 +200,15 @@ class ContextParallel:
         argument_errors.on_errors.append(self._refused)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, _kind: Any = None, error: BaseException | None = None, _traceback: Any = None) -> None:
+        """An error that leaves it on one rank is told to the others, which may wait for this one."""
         if operators.context is not self:
             raise RuntimeError("context_parallel: left before a context that was entered later; expected the last one first")
         operators.context, self._thread = self._outer.pop()
         argument_errors.on_errors.remove(self._refused)
+        if isinstance(error, Exception) and not _is_told(error):
+            self._refused(error)
+            known_to_all(error)  # to an outer context, too
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -215,6 +219,8 @@ class ContextParallel:
             raise known_to_all(RuntimeError(why))
         try:
             yield
+        except Exception as error:
+            raise known_to_all(error)
         finally:
             self._busy.release()
 
@@ -229,10 +235,11 @@ class ContextParallel:
         """The whole tensor from every rank's rows, on every rank. Its gradient is this rank's rows of the gradient that arrives: right where
         all ranks go on to compute the same loss from it."""
         try:
+            _refuse_transforms("unshard")
             dim = self._dim("unshard", tensor, dim)
             if tensor.shape[dim] != len(self.positions):
                 raise ValueError(f"unshard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected this rank's {len(self.positions)}")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             self._refused(error)
             raise
         result: Tensor = unshard_op(tensor, dim, self.number)
@@ -328,8 +335,7 @@ class ContextParallel:
             raise ValueError("context_parallel: cu_seqlens: packed sequences; expected context_parallel(seqlen=) to be their lengths")
         if q.device.type == "cpu" and not self._by_host:
             raise ValueError("context_parallel: q: in host memory; a group of NCCL carries that of its GPU")
-        if not torch.compiler.is_compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
-            raise NotImplementedError("context_parallel: torch.func (grad, vmap, jvp) and forward mode; expected autograd's backward passes")
+        _refuse_transforms("context_parallel")
         seq = 0 if self.lengths else 2 if operators.is_heads_first(key) else 1
         self.whole_seqlens(q.shape[seq], k.shape[seq])
         try:
@@ -398,6 +404,20 @@ class ContextParallel:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[(looks, reads)] = known = made
         return known
+
+
+def _is_told(error: BaseException | None) -> bool:
+    """Whether it, or what it came from, is one that a call has told the other ranks of."""
+    while error is not None:
+        if getattr(error, "of_all_ranks", False) or hasattr(error, "public_function"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _refuse_transforms(what: str) -> None:
+    if not torch.compiler.is_compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
+        raise NotImplementedError(f"{what}: torch.func (grad, vmap, jvp) and forward mode; expected autograd's backward passes")
 
 
 def _process_group(group: Any) -> Any:
