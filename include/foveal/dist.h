@@ -208,6 +208,9 @@ class FOVEAL_API ContextAttention {
   /// stay empty. A rank without rows passes views of size 0. On a GPU the data of parameters that the mask reads must be those that were
   /// planned for: this is not checked.
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream = {});
+  /// Optional, before the first forward(): a backward() for dq, dk, dv and the gradients of these parameters will follow, with dlse or
+  /// without. On a GPU its kernels are compiled beside those of the forward pass. Another backward() is as right, and compiles its own.
+  void backward_follows(const std::vector<Param>& trained = {}, bool dlse = false);
   /// Collective. Gradients of parameters are those of the whole problem, the same on every rank.
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream = {});
 

@@ -32,10 +32,10 @@ def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 return function(*args, **kwargs)
-            except _ERRORS as error:
+            except Exception as error:
                 if on_errors and not hasattr(error, "public_function"):
                     on_errors[-1](error)
-                if not is_compiling():  # it cannot look at errors; a call that it leaves outside of compiled code comes by here again
+                if isinstance(error, _ERRORS) and not is_compiling():  # it cannot look at errors; a call that it leaves outside of compiled code comes by here again
                     explain(name, function, args, kwargs, error)
                 raise
 

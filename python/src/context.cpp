@@ -1,4 +1,5 @@
 // dist.h: context attention, over transports of the library or of Python.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -186,6 +187,8 @@ void bind_context(nb::module_& m) {
           "with it deal,\nhead_groups and unit are its own.")
       .def("q_tokens", [](const ContextAttention& c) { return c.q_tokens(); })
       .def("explain", &ContextAttention::explain)
+      .def("backward_follows", &ContextAttention::backward_follows, nb::arg("trained"), nb::arg("dlse"),
+           "Kernels of such backward passes are compiled beside those of the first forward pass.")
       .def(
           "forward",
           [](ContextAttention& c, const nb::list& tensors, const std::vector<Param>& params, const nb::list& arrays, bool heads_first,
@@ -219,14 +222,15 @@ void bind_context(nb::module_& m) {
           "Collective. tensors: q, k, v, out, lse, dout, dlse, dq, dk, dv; None: absent.");
   m.def(
       "context_agree",
-      [](dist::Transport& transport, const std::vector<std::pair<std::string, std::string>>& fields, const std::string& refusal) {
+      [](dist::Transport& transport, const std::vector<std::pair<std::string, std::string>>& fields,
+         const std::optional<std::string>& refusal) {
         dist::Agreement agreement;
         for (const auto& [name, text] : fields) agreement.add(name.c_str(), text);
-        if (!refusal.empty()) agreement.refuse(std::make_exception_ptr(Error(ErrorCode::invalid_argument, refusal)));
+        if (refusal) agreement.refuse(std::make_exception_ptr(Error(ErrorCode::invalid_argument, *refusal)));
         const nb::gil_scoped_release release;
         agreement.exchange(transport);
       },
-      nb::arg("transport"), nb::arg("fields"), nb::arg("refusal"),
+      nb::arg("transport"), nb::arg("fields"), nb::arg("refusal").none(),
       "Collective. Throws on every rank where the texts of the fields differ, or one refuses.");
   m.def(
       "context_tokens",

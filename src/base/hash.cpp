@@ -5,13 +5,6 @@
 namespace foveal::base {
 namespace {
 
-// The finaliser of splitmix64: every input bit changes every output bit.
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
-
 std::uint64_t word_at(std::string_view bytes, std::size_t begin) {
   std::uint64_t word = 0;
   for (std::size_t i = begin; i < begin + 8 && i < bytes.size(); ++i)

@@ -7,6 +7,13 @@
 
 namespace foveal::base {
 
+/// The finaliser of splitmix64: every input bit changes every output bit.
+inline std::uint64_t mix(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
 struct Hash128 {
   std::uint64_t low = 0, high = 0;
   friend bool operator==(const Hash128&, const Hash128&) = default;

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "cuda/arch.h"
 #include "cuda/cuda_memory.h"
+#include "cuda/jit/load_together.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/shipped.h"
 
@@ -62,7 +63,11 @@ class CudaBackend : public planning::Backend {
     executable->set_arch(jit::arch_of(facts.major, facts.minor));
     if (!compiles)
       if (auto reason = not_shipped(*executable)) return {.refusal = *std::move(reason)};
-    executable->load(jit::compile(executable->sources()));
+    if (jit::LoadTogether* together = jit::LoadTogether::of_thread()) {
+      together->add(executable->take_kernels(), problem.device.index);
+    } else {
+      executable->load(jit::compile(executable->sources()));
+    }
     return {.executable = std::move(executable)};
   }
 

@@ -10,6 +10,8 @@
 
 #include "api/backends.h"
 #include "base/check.h"
+#include "base/strided.h"
+#include "cuda/jit/load_together.h"
 #include "dist/agreement.h"
 #include "dist/context_checks.h"
 #include "dist/deal.h"
@@ -93,7 +95,8 @@ std::vector<std::int64_t> tokens_of(std::int64_t seqlen, int ranks, int rank, co
 
 namespace {
 
-/// While messages are under way an error of this rank must reach the others, which would wait for it.
+/// While messages are under way an error of this rank must reach the others, which would wait for it. An executor or a transport of the
+/// caller's may throw anything.
 template <class Fn>
 void fail_together(Transport& transport, Fn&& fn) {
   try {
@@ -101,17 +104,24 @@ void fail_together(Transport& transport, Fn&& fn) {
   } catch (const std::exception& error) {
     transport.fail(error.what());
     throw;
+  } catch (...) {
+    transport.fail("an exception of another language or library");
+    throw;
   }
 }
 
 /// An agreement that fails is known to all ranks, unless it could not be exchanged.
 void agree(Transport& transport, Agreement& agreement) {
-  try {
-    agreement.exchange(transport);
-  } catch (const std::exception& error) {
-    if (!agreement.is_known_to_all()) transport.fail(error.what());
-    throw;
-  }
+  std::exception_ptr known;
+  fail_together(transport, [&] {
+    try {
+      agreement.exchange(transport);
+    } catch (...) {
+      if (!agreement.is_known_to_all()) throw;
+      known = std::current_exception();
+    }
+  });
+  if (known) std::rethrow_exception(known);
 }
 
 /// Ranks agree on what fill(agreement) adds. A rank where it throws refuses.
@@ -273,7 +283,17 @@ struct ContextAttention::State {
   std::shared_ptr<PassMemory> memory;  ///< gives it back while the transport is there
   std::size_t used = 0;
   OfPass forward, backward;
+  struct Follows {
+    std::vector<Param> trained;
+    bool dlse;
+  };
+  std::optional<Follows> follows;  ///< the backward passes to come
 
+  /// Plans a pass and takes its memory, and loads its kernels.
+  template <class Inputs, class Outputs>
+  void warm_up(OfPass& pass, const Inputs& in, const Outputs& out, Stream stream);
+  /// Kernels of the backward pass that is to follow a forward pass.
+  std::vector<cuda::jit::KernelSource> kernels_that_follow(const ForwardInputs& in, const ForwardOutputs& out);
   template <class Inputs, class Outputs>
   void run(OfPass& pass, const char* name, const Inputs& in, const Outputs& out, const std::vector<ParamBinding>& wanted, Stream stream);
   /// Parameters and their gradients, as an ordinary call checks them.
@@ -282,12 +302,15 @@ struct ContextAttention::State {
   /// Collective, before anything of a pass is under way: an error of one rank is one of all ranks, and they can go on afterwards.
   template <class Check>
   void agree_on_pass(OfPass& pass, const char* name, Device device, const std::vector<ParamBinding>& params, const DropoutRng& rng,
-                     const std::vector<ParamBinding>& wanted, const TensorView& dlse, Check&& check);
+                     const std::vector<ParamBinding>& wanted, const TensorView& dlse, Stream stream, Check&& check);
 };
 
 ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
                                    const std::vector<ParamBinding>& params, const ContextOptions& options) {
   FOVEAL_CHECK(transport != nullptr, "transport: null; expected one of thread_ranks(), mpi_world() or your own");
+  const int ranks = transport->size(), rank = transport->rank();
+  FOVEAL_CHECK(ranks >= 1 && ranks <= most_ranks && rank >= 0 && rank < ranks, "transport: rank ", rank, " of ", ranks,
+               "; expected a rank below a size of 1 to ", most_ranks);
   fail_together(*transport, [&] { state_ = std::make_unique<State>(transport); });
   const Turn turn(state_->memory->running);
   Context& c = state_->context;
@@ -368,10 +391,13 @@ std::pair<std::int64_t, std::int64_t> ContextAttention::planned_bytes(Pass pass)
 template <class Check>
 void ContextAttention::State::agree_on_pass(OfPass& pass, const char* name, Device device, const std::vector<ParamBinding>& params,
                                             const DropoutRng& rng, const std::vector<ParamBinding>& wanted, const TensorView& dlse,
-                                            Check&& check) {
+                                            Stream stream, Check&& check) {
   // Agreement costs a small message. Where that means waiting for the GPU, ranks agree once for all passes, unless seeds are the host's.
   const bool seeds = context.attention.dropout_p > 0 && !is_on_gpu(rng.state);
-  if (pass.agreed && !seeds && context.transport->carries_device_memory()) return fail_together(*context.transport, check);
+  const bool reads = std::none_of(params.begin(), params.end(), [](const ParamBinding& p) { return is_on_gpu(p.tensor); }) ||
+                     !pass.agreed || context.attention.checked;  // values of a GPU only once, as that waits, unless all is to be checked
+  if (pass.agreed && !seeds && !context.attention.checked && context.transport->carries_device_memory())
+    return fail_together(*context.transport, check);
   const auto add_this_call = [&](Agreement& agreement) {
     add_call(agreement, base::join(name, device.kind == DeviceKind::cuda ? " on GPUs" : " on CPUs"), context.plan.text);
   };
@@ -384,6 +410,7 @@ void ContextAttention::State::agree_on_pass(OfPass& pass, const char* name, Devi
     add_rng(agreement, context, rng);
     agreement.add("parameters", text_of(params));
     agreement.add("gradients that are asked for", text_of(wanted));
+    if (reads) add_data(agreement, context, params, stream);
     if (context.plan.head_groups > 1) agreement.add("dlse", dlse.present() ? "given" : "absent");  // it travels with the queries
   });
   pass.agreed = true;
@@ -399,6 +426,56 @@ void ContextAttention::State::check_bindings(OfPass& pass, const Inputs& in, con
   pass.looks = std::move(looks), pass.looked_at = in.params, pass.looked_for = wanted;
 }
 
+std::vector<cuda::jit::KernelSource> ContextAttention::State::kernels_that_follow(const ForwardInputs& in, const ForwardOutputs& out) {
+  if (!follows || backward.plans.is_made() || !out.lse.present()) return {};
+  std::uintptr_t next = std::uintptr_t{1} << 44;  // addresses that nobody reads or writes
+  const auto like = [&](TensorView view) {
+    view.data = reinterpret_cast<void*>(next), next += std::uintptr_t{1} << 40;
+    base::make_contiguous(view);
+    return view;
+  };
+  BackwardInputs inputs{.q = in.q, .k = in.k, .v = in.v, .out = out.out, .lse = out.lse, .dout = like(out.out), .params = in.params};
+  inputs.rng = in.rng;
+  if (follows->dlse) inputs.dlse = like(out.lse);
+  BackwardOutputs outputs{.dq = like(in.q), .dk = like(in.k), .dv = like(in.v)};
+  for (const ParamBinding& p : in.params)
+    if (std::any_of(follows->trained.begin(), follows->trained.end(), [&](const Param& t) { return t.name() == p.param.name(); }))
+      outputs.dparams.push_back({p.param, like(p.tensor)});
+  DeviceBuffers nowhere(false, DeviceBuffers::Memory::made_up);
+  PartPlans plans;
+  const cuda::jit::LoadTogether together;
+  try {
+    nowhere.begin(in.q.device, {}, *context.transport, true);
+    run_pass(context, inputs, outputs, nowhere, plans);
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): recurs in the backward pass
+  }
+  return together.sources();
+}
+
+template <class Inputs, class Outputs>
+void ContextAttention::State::warm_up(OfPass& pass, const Inputs& in, const Outputs& out, Stream stream) {
+  constexpr bool is_forward = std::is_same_v<Inputs, ForwardInputs>;
+  DeviceBuffers& buffers = is_forward ? memory->forward : memory->backward;
+  buffers.begin(in.q.device, stream, *context.transport, true);
+  cuda::jit::LoadTogether together;
+  run_pass(context, in, out, buffers, pass.plans);
+  if (together.empty()) return;  // as the last time
+  try {
+    if constexpr (is_forward) {
+      std::vector<cuda::jit::KernelSource> all = together.sources(), later = kernels_that_follow(in, out);
+      all.insert(all.end(), std::make_move_iterator(later.begin()), std::make_move_iterator(later.end()));
+      try {
+        cuda::jit::compile(all);
+      } catch (const Error&) {  // NOLINT(bugprone-empty-catch): recurs where the kernel is loaded
+      }
+    }
+    together.load();
+  } catch (...) {
+    pass.plans = {};
+    throw;
+  }
+}
+
 template <class Inputs, class Outputs>
 void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& in, const Outputs& out,
                                   const std::vector<ParamBinding>& wanted, Stream stream) {
@@ -408,11 +485,7 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
   DeviceBuffers& buffers = is_forward ? memory->forward : memory->backward;
   TensorView dlse;
   if constexpr (!is_forward) dlse = in.dlse;
-  const auto run_on_gpu = [&](bool warms_up) {
-    buffers.begin(in.q.device, stream, *c.transport, warms_up);
-    run_pass(c, in, out, buffers, pass.plans);
-  };
-  agree_on_pass(pass, name, in.q.device, in.params, in.rng, wanted, dlse, [&] {
+  agree_on_pass(pass, name, in.q.device, in.params, in.rng, wanted, dlse, stream, [&] {
     FOVEAL_CHECK(!in.varlen, "varlen: given; the plan of a context attention knows the lengths");
     FOVEAL_CHECK(!in.segments, "segments: given; the plan of a context attention has them");
     FOVEAL_CHECK(!in.part, "part: given; the plan of a context attention divides the work");
@@ -422,17 +495,20 @@ void ContextAttention::State::run(OfPass& pass, const char* name, const Inputs& 
     check_params(wanted, "gradient of parameter");
     check_bindings(pass, in, out, wanted);
     check_mask_data(c, in.params);
-    if (on_gpu) run_on_gpu(true);
+    if (on_gpu) warm_up(pass, in, out, stream);
   });
   fail_together(*c.transport, [&] {
     if (on_gpu) {
-      run_on_gpu(false);
+      buffers.begin(in.q.device, stream, *c.transport);
+      run_pass(c, in, out, buffers, pass.plans);
       used = buffers.bytes();
     } else {
       used = with_buffers([&](Buffers& host) { run_pass(c, in, out, host); });
     }
   });
 }
+
+void ContextAttention::backward_follows(const std::vector<Param>& trained, bool dlse) { held(state_).follows = {trained, dlse}; }
 
 namespace {
 

@@ -1,13 +1,17 @@
 #include "dist/context_checks.h"
 
 #include <algorithm>
-#include <bit>
+#include <array>
+#include <atomic>
+#include <charconv>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/hash.h"
+#include "base/parallel.h"
 #include "base/strided.h"
+#include "cuda/cuda_memory.h"
 #include "problem/overlap.h"
 
 namespace foveal::dist {
@@ -46,6 +50,44 @@ void check_shard(const ShardCheck& check, const Context& c, Device device) {
                " put two elements in one place; an output's elements must be apart");
 }
 
+std::string all_digits(double number) {
+  std::array<char, 32> text;
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), number).ptr};
+}
+
+/// A sum over elements, each mixed with its row-major index: strides and threads make no difference.
+std::uint64_t digest_of(const TensorView& view, const Executor& executor) {
+  constexpr std::uint64_t golden = 0x9E3779B97F4A7C15u;  // far more apart than values of 32 bits
+  const auto size = static_cast<std::int64_t>(size_of(view.dtype));
+  std::atomic<std::uint64_t> all = 0;
+  base::parallel_runs(view, executor, [&](std::int64_t first, std::int64_t count, std::int64_t offset, std::int64_t stride) {
+    const char* from = static_cast<const char*>(view.data) + offset * size;
+    std::uint64_t sum = 0;
+    for (std::int64_t i = 0; i < count; ++i, from += stride * size) {
+      std::uint64_t bits = 0;
+      std::memcpy(&bits, from, static_cast<std::size_t>(size));
+      sum += base::mix(bits + static_cast<std::uint64_t>(first + i) * golden);
+    }
+    all += sum;
+  });
+  return all;
+}
+
+/// By a copy in host memory of all bytes that the view reaches.
+std::uint64_t digest_on_gpu(TensorView view, const Executor& executor) {
+  if (view.numel() == 0) return 0;
+  std::int64_t first = 0, last = 0;
+  for (int d = 0; d < view.rank; ++d) {
+    const std::int64_t reach = (view.sizes[static_cast<std::size_t>(d)] - 1) * view.strides[static_cast<std::size_t>(d)];
+    (reach < 0 ? first : last) += reach;
+  }
+  const auto size = static_cast<std::int64_t>(size_of(view.dtype));
+  std::vector<std::byte> bytes(static_cast<std::size_t>((last - first + 1) * size));
+  cuda::cuda_memory(view.device.index).to_host(bytes.data(), static_cast<std::byte*>(view.data) + first * size, bytes.size());
+  view.data = bytes.data() - first * size;
+  return digest_of(view, executor);
+}
+
 }  // namespace
 
 std::string text_of(const std::vector<ParamBinding>& params) {
@@ -65,15 +107,15 @@ void add_plan(Agreement& agreement, const Context& c, const problem::Problem& pr
                  c.shapes.seqlen_q, ':', c.shapes.seqlen_kv, " head_dim ", c.shapes.head_dim, ':', c.shapes.head_dim_v);
   if (c.packed()) shapes += " lengths";
   for (const auto& [q, kv] : c.shapes.lengths) shapes += base::join(' ', q, ':', kv);
-  const std::string description = base::join(problem.score->text, at.sink ? " sink=" + at.sink->name() : "", " scale=", problem.scale,
-                                             " dropout=", at.dropout_p, " offsets=", at.q_offset, ':', at.kv_offset);
-  const std::uint64_t bits =  // of all digits, where the text has six
-      base::hash64(base::join(description, std::bit_cast<std::uint64_t>(problem.scale), ' ', std::bit_cast<std::uint64_t>(at.dropout_p)));
-  agreement.add("description (score, mask, scale, dropout)", bits, description);
+  const std::string description =
+      base::join(problem.score->text, at.sink ? " sink=" + at.sink->name() : "", " scale=", all_digits(problem.scale),
+                 " dropout=", all_digits(at.dropout_p), " offsets=", at.q_offset, ':', at.kv_offset);
+  agreement.add("description (score, mask, scale, dropout)", description);
   agreement.add("shapes and lengths", shapes);
   agreement.add("parameters", text_of(params));
   agreement.add("options", base::join("deal ", c.options.deal, " head_groups ", c.options.head_groups, " remote_steps ",
                                       c.options.remote_steps, " machine ", c.options.machine, " unit ", c.options.unit));
+  agreement.add("values that the mask reads", c.mask_digest, base::join("digest ", base::to_hex({c.mask_digest, 0}).substr(16)));
   agreement.add("plan (tensors that the mask reads)", c.plan.checksum, base::join("checksum ", base::to_hex({c.plan.checksum, 0})));
 }
 
@@ -87,6 +129,19 @@ void add_rng(Agreement& agreement, const Context& c, const DropoutRng& rng) {
     std::memcpy(words, rng.state.data, sizeof words);
   }
   agreement.add("rng (seed and offset)", base::join("seed ", words[0], ", offset ", words[1]));
+}
+
+void add_data(Agreement& agreement, const Context& c, const std::vector<ParamBinding>& params, Stream stream) {
+  const Executor executor = base::default_executor(c.options.plan.threads);
+  std::string text;
+  bool waited = false;
+  for (const ParamBinding& p : params) {
+    const bool on_gpu = is_on_gpu(p.tensor);
+    if (on_gpu && !waited) cuda::cuda_memory(p.tensor.device.index).synchronize(stream), waited = true;
+    const std::uint64_t digest = on_gpu ? digest_on_gpu(p.tensor, executor) : digest_of(p.tensor, executor);
+    text += base::join(text.empty() ? "" : ", ", p.param.name(), ": data of digest ", base::to_hex({digest, 0}).substr(16));
+  }
+  agreement.add("values of parameters, which are those of the whole on every rank", text);
 }
 
 std::uint64_t digest_of_mask(const Context& c, const std::vector<ParamBinding>& params) {

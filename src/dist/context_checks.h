@@ -19,6 +19,9 @@ void add_plan(Agreement& agreement, const Context& c, const problem::Problem& pr
 /// Every rank must drop the same pairs. A state on a GPU is not compared: reading it would wait for the GPU.
 void add_rng(Agreement& agreement, const Context& c, const DropoutRng& rng);
 
+/// Every rank must have the same values. Those of a GPU are read once its stream has come to this pass.
+void add_data(Agreement& agreement, const Context& c, const std::vector<ParamBinding>& params, Stream stream);
+
 /// Of all values of the parameters that the mask reads: they decide who computes what.
 std::uint64_t digest_of_mask(const Context& c, const std::vector<ParamBinding>& params);
 /// Of a pass: shapes as declared, with data.

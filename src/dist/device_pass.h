@@ -18,6 +18,7 @@ struct PartPlans {
   PartOrder order;
   std::vector<std::optional<Plan>> plans;
   std::vector<cuda::driver::Memory> cu_seqlens;  ///< i32, of launches of closed sequences
+  bool is_made() const { return !signature.empty(); }
 };
 
 /// Warm-up (DeviceBuffers::warms_up): plans, loads kernels and allocates for these tensors, once for each signature. Otherwise runs the

@@ -23,7 +23,9 @@ cuda::DeviceRows logits(const TensorView& sink, std::int64_t first_head) {
 
 }  // namespace
 
-DeviceBuffers::~DeviceBuffers() { release(); }
+DeviceBuffers::~DeviceBuffers() {
+  if (!made_up_) release();
+}
 
 void DeviceBuffers::release() noexcept {
   if (transport_ != nullptr && has_memory_) {
@@ -54,6 +56,12 @@ void DeviceBuffers::release(Block& block) noexcept {
 
 void DeviceBuffers::grow(Block& block, std::size_t bytes, bool for_messages) {
   if (block.bytes >= bytes) return;
+  if (made_up_) {
+    constexpr std::uintptr_t page = 1 << 16;
+    block.memory = reinterpret_cast<void*>(next_made_up_), block.bytes = bytes;
+    next_made_up_ += (bytes + page) / page * page;
+    return;
+  }
   planning::DeviceMemory& memory = cuda::cuda_memory(device_.index);
   if (block.memory != nullptr) memory.synchronize(stream_);  // which may still use it
   release(block);

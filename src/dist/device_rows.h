@@ -13,8 +13,11 @@ namespace foveal::dist {
 /// Memory that is reused from pass to pass: each takes the same blocks in the same order. One pass at a time.
 class DeviceBuffers final : public RowMemory {
  public:
-  /// side_goes_first: CTAs of the first side stream start before waiting ones of the others.
-  explicit DeviceBuffers(bool side_goes_first) : sides_{SideStream(side_goes_first), SideStream(false), SideStream(false)} {}
+  enum class Memory { real, made_up };
+  /// side_goes_first: CTAs of the first side stream start before waiting ones of the others. Of made-up memory, only warm-ups: addresses as
+  /// of real memory, to plan with.
+  explicit DeviceBuffers(bool side_goes_first, Memory memory = Memory::real)
+      : made_up_(memory == Memory::made_up), sides_{SideStream(side_goes_first), SideStream(false), SideStream(false)} {}
   ~DeviceBuffers() override;
   /// A pass on this stream begins, which may reuse all memory. Messages arrive in memory of this transport, if it has its own.
   /// A warm-up only takes memory and loads kernels. Both may wait for all work of the GPU, which a pass
@@ -66,13 +69,16 @@ class DeviceBuffers final : public RowMemory {
   void* workspace(std::size_t bytes);
   /// Later work of these side lanes starts after the caller's work so far; later work of the caller's lane after theirs.
   void fork(const std::vector<Lane>& lanes) {
+    if (made_up_) return;
     for (const Lane lane : lanes) side_of(lane).fork(device_, stream_);
   }
   void join(const std::vector<Lane>& lanes) {
+    if (made_up_) return;
     for (const Lane lane : lanes) side_of(lane).join(stream_);
   }
   /// Later work of this lane starts after the other's work so far.
   void follow(Lane other) {
+    if (made_up_) return;
     if (lane_ == Lane::caller) return side_of(other).join(stream_);
     side_of(lane_).fork(device_, other == Lane::caller ? stream_ : side_of(other).stream());
   }
@@ -117,6 +123,8 @@ class DeviceBuffers final : public RowMemory {
   std::array<Blocks*, 4> all_blocks() { return {&work_, &messages_, &double_messages_[0], &double_messages_[1]}; }
   std::byte* next_block(Blocks& blocks, std::size_t bytes, For use);
 
+  const bool made_up_;
+  std::uintptr_t next_made_up_ = std::uintptr_t{1} << 40;
   Device device_{};
   Stream stream_{};  ///< the caller's
   Lane lane_ = Lane::caller;

@@ -106,7 +106,8 @@ inline void on_threads(int ranks, const std::function<void(int)>& fn) {
 /// One rank's share of a line: the forward pass, and the backward pass where the line is one.
 inline void run_rank(std::shared_ptr<Transport> transport, const problem::CaseData& data, ContextOptions options,
                      const std::function<void(const ContextAttention&)>& before_backward = {},
-                     const std::function<void(const ContextAttention&)>& after = {}, Device device = {}, Stream stream = {}) {
+                     const std::function<void(const ContextAttention&)>& after = {}, Device device = {}, Stream stream = {},
+                     const std::function<void(ContextAttention&)>& made = {}) {
   const problem::Line& line = data.line();
   options.plan.threads = 1;
   const ForwardInputs whole = data.forward_inputs();
@@ -119,6 +120,7 @@ inline void run_rank(std::shared_ptr<Transport> transport, const problem::CaseDa
   const int rank = transport->rank();
   const std::shared_ptr<Transport> ranks = transport;
   ContextAttention attention(std::move(transport), line.attention, whole_shapes(line), whole.params, options);
+  if (made) made(attention);
   const auto shard = [&](const std::string& role) {
     const bool keys = role == "k" || role == "v" || role == "dk" || role == "dv";
     return Shard(data.view(role), role, keys ? attention.kv_tokens() : attention.q_tokens());

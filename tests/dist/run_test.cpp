@@ -2,6 +2,7 @@
 // planned; bits that do not depend on timing; ranks that disagree, stall or die.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -289,17 +290,99 @@ TEST(Dist, AnErrorWithinAPassReachesTheOthersAtOnce) {
         << errors[static_cast<std::size_t>(rank)];
 }
 
-TEST(Dist, MasksOfDifferentDataAreFound) {
-  const Param ids("ids", {64}, Type::integer);
-  const std::vector<std::string> errors = errors_of(2, {.time_limit = 10}, [&](int rank, std::shared_ptr<Transport> t) {
-    std::vector<std::int32_t> data(64);
-    for (int i = 0; i < 64; ++i) data[static_cast<std::size_t>(i)] = i / (rank == 0 ? 16 : 32);
-    WholeShapes shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = 64, .seqlen_kv = 64, .head_dim = 8, .head_dim_v = 8};
+/// An executor may throw anything.
+TEST(Dist, WhatIsNoStandardExceptionReachesTheOthersAtOnce) {
+  problem::CaseData data(problem::parse_line("forward f32 h2 q64 d8 mask=\"causal()\""));
+  const auto begin = std::chrono::steady_clock::now();
+  std::atomic<int> odd = 0;
+  const std::vector<std::string> errors = errors_of(2, {.time_limit = 60}, [&](int rank, std::shared_ptr<Transport> t) {
     ContextOptions options;
     options.unit = 8;
-    ContextAttention(std::move(t), {.mask = document(ids)}, shapes, {{ids, TensorView(data.data(), DType::i32, {64})}}, options);
+    if (rank == 0) return run_rank(std::move(t), data, options);
+    const auto executor = std::make_shared<Executor>();
+    executor->concurrency = 2;
+    executor->run = [](std::int64_t, const std::function<void(std::int64_t, int)>&) { throw 42; };
+    options.plan.executor = executor;
+    try {
+      run_rank(std::move(t), data, options);
+    } catch (int number) {
+      odd = number;
+    }
   });
-  for (const std::string& error : errors) EXPECT_NE(error.find("differ in plan (tensors that the mask reads)"), std::string::npos) << error;
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 20.0);
+  EXPECT_EQ(odd, 42);
+  EXPECT_EQ(errors[0], "communication: context parallelism: rank 1 failed: an exception of another language or library");
+}
+
+TEST(Dist, RanksOfATransportAreChecked) {
+  struct Lost final : Transport {
+    Lost(int rank, int size) : rank_(rank), size_(size) {}
+    int rank() const override { return rank_; }
+    int size() const override { return size_; }
+    std::uint64_t start(const std::vector<Message>&, const std::vector<Message>&) override { return 0; }
+    void wait(std::uint64_t) override {}
+    void all_gather(const void*, std::size_t, void*) override { ADD_FAILURE() << "it was called"; }
+    int rank_, size_;
+  };
+  for (const auto& [rank, size] : {std::pair{0, 0}, {-1, 2}, {2, 2}, {0, -3}, {0, 100000}}) {
+    try {
+      ContextAttention(std::make_shared<Lost>(rank, size), {}, {.seqlen_q = 8, .seqlen_kv = 8});
+      ADD_FAILURE() << rank << " of " << size;
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()).rfind("transport: rank " + std::to_string(rank) + " of ", 0), 0u) << error.what();
+    }
+  }
+}
+
+/// Also where they give the same plan.
+TEST(Dist, MasksOfDifferentDataAreFound) {
+  const Param ids("ids", {64}, Type::integer);
+  for (const std::int32_t last : {2, 3}) {
+    const std::vector<std::string> errors = errors_of(2, {.time_limit = 10}, [&](int rank, std::shared_ptr<Transport> t) {
+      std::vector<std::int32_t> data(64, 2);
+      if (rank == 1) data[62] = 1, data[63] = last;
+      WholeShapes shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = 64, .seqlen_kv = 64, .head_dim = 8, .head_dim_v = 8};
+      ContextOptions options;
+      options.unit = 8;
+      ContextAttention(std::move(t), {.mask = document(ids)}, shapes, {{ids, TensorView(data.data(), DType::i32, {64})}}, options);
+    });
+    for (const std::string& error : errors) EXPECT_NE(error.find("differ in values that the mask reads"), std::string::npos) << error;
+  }
+}
+
+/// Whatever their strides, and in every pass.
+TEST(Dist, ScoresOfDifferentDataAreFound) {
+  const Param bias("bias", {40000, 2});
+  const auto errors = [&](bool contiguous, int differs) {
+    return errors_of(2, {.time_limit = 10}, [&](int rank, std::shared_ptr<Transport> t) {
+      std::vector<float> data(80000), transposed(80000);
+      const WholeShapes shapes{.seqlen_q = 16, .seqlen_kv = 16, .head_dim = 4, .head_dim_v = 4};
+      const TensorView here(data.data(), DType::f32, {40000, 2});
+      TensorView there(transposed.data(), DType::f32, {40000, 2});
+      there.strides[0] = 1, there.strides[1] = 40000;
+      ContextOptions options;
+      options.unit = 4;
+      ContextAttention attention(t, {.score_mod = symbols::score + bias(symbols::q_idx, 0)}, shapes, {{bias, here}}, options);
+      std::vector<float> rows(32, 0.5f), out(32);
+      const TensorView tensor(rows.data(), DType::f32, {1, 8, 1, 4}), result(out.data(), DType::f32, {1, 8, 1, 4});
+      for (int pass = 0; pass < 2; ++pass) {
+        for (int i = 0; i < 80000; ++i) {
+          const float value = static_cast<float>(i * 7 % 1000) + (rank == 1 && pass == 1 && i == differs ? 1.0f : 0.0f);
+          data[static_cast<std::size_t>(i)] = transposed[static_cast<std::size_t>(i % 2 * 40000 + i / 2)] = value;
+        }
+        attention.forward({.q = tensor, .k = tensor, .v = tensor, .params = {{bias, contiguous || rank == 0 ? here : there}}},
+                          {.out = result});
+      }
+    });
+  };
+  for (const bool contiguous : {true, false}) {
+    for (const std::string& error : errors(contiguous, -1)) EXPECT_EQ(error, "");
+    for (const int element : {0, 1, 16384, 79999})
+      for (const std::string& error : errors(contiguous, element))
+        EXPECT_NE(error.find("ranks 0 and 1 differ in values of parameters, which are those of the whole on every rank: rank 0 has bias: "),
+                  std::string::npos)
+            << error;
+  }
 }
 
 TEST(Dist, PassesWithOtherDataOfTheMaskAreRefused) {

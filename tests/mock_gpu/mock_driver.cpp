@@ -54,6 +54,7 @@ struct Failing {
 } failing;
 State state;
 std::atomic<OnLaunch> on_launch = nullptr;
+std::atomic<OnCompilation> on_compilation = nullptr;
 long programs = 0;
 Map<DevicePointer, std::size_t> memory;
 
@@ -69,6 +70,10 @@ struct Object {
 }  // namespace
 
 void call_for_launches(OnLaunch call) { on_launch = call; }
+void call_for_compilations(OnCompilation call) { on_compilation = call; }
+void in_compilation() {
+  if (const OnCompilation call = on_compilation) call();
+}
 void fail(const char* name, long nth, int code, Lasts lasts) {
   const std::lock_guard lock(mutex);
   failing = {name, nth, code, lasts, false};

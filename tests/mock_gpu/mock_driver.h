@@ -12,6 +12,10 @@ namespace foveal::mock {
 using OnLaunch = void (*)(const cuda::driver::LaunchConfig& config, const void* argument, std::size_t bytes);
 void call_for_launches(OnLaunch call);
 
+/// Called within each compilation, on its thread, unless it is null.
+using OnCompilation = void (*)();
+void call_for_compilations(OnCompilation call);
+
 /// How long a failure lasts: one call; this entry point's calls from then on; all calls of the driver, as after a fault of a kernel.
 enum class Lasts { once, on, for_all };
 /// The nth next call of this name, of the driver or of the compiler, fails with this code.
@@ -37,5 +41,6 @@ void destroy_graph(void* graph);
 /// For the functions of the driver and of the compiler: counts the call, and gives its result: 0, or what was asked for.
 int outcome(const char* name);
 void count_compiler_program(int change);
+void in_compilation();
 
 }  // namespace foveal::mock

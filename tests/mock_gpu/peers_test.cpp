@@ -6,6 +6,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <filesystem>
 #include <numeric>
@@ -13,6 +14,7 @@
 #include <set>
 #include <thread>
 
+#include "base/parallel.h"
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/disk_cache.h"
 #include "dist/agreement.h"
@@ -454,6 +456,63 @@ TEST(Peers, NothingIsLoadedOrAllocatedWhileAPassIsUnderWay) {
     }
 }
 
+struct Compilations {
+  std::mutex mutex;
+  std::condition_variable another;
+  int begun = 0, at_once = 0, most_at_once = 0, alone = 0;
+} compilations;
+
+/// Waits for another compilation that runs beside this one; where none begins for a while, it was compiled alone.
+void see_compilation() {
+  std::unique_lock lock(compilations.mutex);
+  const int mine = ++compilations.begun;
+  compilations.most_at_once = std::max(compilations.most_at_once, ++compilations.at_once);
+  compilations.another.notify_all();
+  const bool beside =
+      compilations.at_once > 1 || compilations.another.wait_for(lock, std::chrono::seconds(1), [&] { return compilations.begun > mine; });
+  compilations.alone += !beside;
+  --compilations.at_once;
+}
+
+/// A kernel takes seconds.
+TEST(Peers, KernelsOfAllLaunchesOfBothPassesAreCompiledAtOnce) {
+  if (base::available_threads() < 2) GTEST_SKIP() << "one thread compiles one kernel after the other";
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
+  cuda::jit::set_cache_folder("");
+  int number = 0;  // in each score, so that its kernels are new
+  const auto compiled_by = [&](const char* text) {
+    const problem::CaseData data(problem::parse_line(base::join(text, " score=\"score * ", 1 + 0.125 * ++number, "\"")));
+    ContextOptions options;
+    options.unit = 128, options.deal = "zigzag", options.head_groups = 1;
+    std::array<int, 2> after{};
+    expect_no(on_ranks(2, [&](Transport& transport) {
+      const std::shared_ptr<Transport> borrowed(&transport, [](Transport*) {});
+      const auto alone = std::make_shared<Watched>(borrowed, [] {});
+      const auto made = [](ContextAttention& attention) { attention.backward_follows(); };
+      const auto count = [&](int pass) {
+        return [&, pass](const ContextAttention&) {
+          const std::lock_guard lock(compilations.mutex);
+          after[static_cast<std::size_t>(pass)] = std::max(after[static_cast<std::size_t>(pass)], compilations.begun);
+        };
+      };
+      test::run_rank(alone, data, options, count(0), count(1), gpu, {}, made);
+    }));
+    return after;
+  };
+  mock::call_for_compilations(see_compilation);
+  for (const char* text :
+       {"backward bf16 h2 q1500 d128 mask=\"causal()\"", "backward bf16 h2 d64 lengths=1700,1,333,0,1250 mask=\"causal()\"",
+        "backward f32 h2 q600 d32 mask=\"causal() & window(200)\""}) {
+    compilations.begun = compilations.most_at_once = compilations.alone = 0;
+    const auto [forward, both] = compiled_by(text);
+    EXPECT_GT(forward, 3) << text;
+    EXPECT_EQ(both, forward) << text << ": a backward pass compiles what it was known to need";
+    EXPECT_GE(compilations.most_at_once, 2) << text;
+    EXPECT_LE(compilations.alone, 1) << text << ": kernels were compiled one after the other";
+  }
+  mock::call_for_compilations(nullptr);
+}
+
 /// Keys that are a part of a packed tensor are copied before they are sent, one block of memory for each rank: in one gather for all steps, too,
 /// each finds the block of its size that the warm-up took.
 TEST(Peers, KeysOfPackedTensorsTakeWhatTheWarmUpTook) {
@@ -555,6 +614,40 @@ TEST(Peers, AttentionsOfATransportShareMemory) {
       all.arrive_and_wait();
     }
   }));
+}
+
+/// To read values of a GPU is to wait for it: once, unless all is to be checked.
+TEST(Peers, ValuesOfParametersAreCompared) {
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
+  cuda::jit::set_cache_folder("");
+  const Param bias("bias", {300, 2});
+  const auto errors = [&](bool checked, int differs_in) {
+    return on_ranks(2, [&](Transport& transport) {
+      constexpr std::int64_t heads = 2, dim = 64;
+      const WholeShapes shapes{
+          .dtype = DType::bf16, .heads_q = heads, .heads_kv = heads, .seqlen_q = 512, .seqlen_kv = 512, .head_dim = dim, .head_dim_v = dim};
+      std::vector<float> values(600, 0.5f);
+      TensorView view(values.data(), DType::f32, {300, 2}, gpu);
+      view.strides[0] = 1, view.strides[1] = 300;
+      const std::shared_ptr<Transport> borrowed(&transport, [](Transport*) {});
+      const Attention biased{.score_mod = symbols::score + bias(symbols::q_idx % 300, 1), .checked = checked};
+      ContextAttention attention(borrowed, biased, shapes, {{bias, TensorView(values.data(), DType::f32, {300, 2})}});
+      const auto rows = static_cast<std::int64_t>(attention.q_tokens().size());
+      std::vector<std::uint16_t> memory(static_cast<std::size_t>(rows * heads * dim)), results(memory.size());
+      const TensorView tensor(memory.data(), DType::bf16, {1, rows, heads, dim}, gpu);
+      for (int pass = 0; pass < 2; ++pass) {
+        values[599] = transport.rank() == 1 && pass == differs_in ? 0.25f : 0.5f;
+        attention.forward({.q = tensor, .k = tensor, .v = tensor, .params = {{bias, view}}},
+                          {.out = TensorView(results.data(), DType::bf16, {1, rows, heads, dim}, gpu)});
+      }
+    });
+  };
+  for (const bool checked : {false, true}) {
+    expect_no(errors(checked, -1));
+    for (const int pass : {0, 1})
+      for (const std::string& error : errors(checked, pass))
+        EXPECT_EQ(error.find("ranks 0 and 1 differ in values of parameters") != std::string::npos, pass == 0 || checked) << pass << error;
+  }
 }
 
 /// Ranks with tensors on a GPU and messages in host memory: where one refuses its call, or has its tensors elsewhere, all are told and go on.

@@ -334,6 +334,7 @@ def test_wrong_calls_are_refused_on_every_rank():
             message(lambda: torch.func.grad(lambda q: ft.attention(q, *shards[1:]).sum())(shards[0]))
             message(lambda: torch.vmap(lambda *qkv: ft.attention(*[t[None] for t in qkv])[0])(*shards))
             message(lambda: torch.func.jvp(lambda q: ft.attention(q, *shards[1:]), (shards[0],), (shards[0],)))
+            message(lambda: torch.func.jvp(context.unshard, (shards[0],), (shards[0],)))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64, deal="pieces"))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64))
         message(lambda: ft.context_parallel(dist.group.WORLD, 64, head_groups=3))
@@ -349,14 +350,14 @@ def test_wrong_calls_are_refused_on_every_rank():
         assert "query and key have 64 and 64 tokens; expected this rank's 32 of 64" in lines[0]
         assert lines[1].startswith("ValueError") and "ranks 0 and 1 differ in description" in lines[1]
         assert "shard: tensor: 32 tokens in dimension 1; expected the whole sequence, 64" in lines[2]
-        assert all(["NotImplementedError" in line and "torch.func (grad, vmap, jvp)" in line for line in lines[3:6]])
-        assert "expected contiguous or zigzag" in lines[6]
-        assert "leaves a rank of 2 without tokens; lower unit" in lines[7]
-        assert "head_groups: 3; expected a number that divides the 2 ranks" in lines[8]
-        assert "shard: dim: 1 of a tensor [64]; expected a dimension of it" in lines[9]
-        assert "unshard: dim: -5 of a tensor [1, 32, 2, 8]; expected a dimension of it" in lines[10]
-        assert lines[11] == "TypeError shard: tensor: list; expected a torch.Tensor"
-        assert "head_groups: 2 with the 3 kv heads of heads=(3, 3, 8); expected a divisor of these" in lines[12]
+        assert all(["NotImplementedError" in line and "torch.func (grad, vmap, jvp)" in line for line in lines[3:7]])
+        assert "expected contiguous or zigzag" in lines[7]
+        assert "leaves a rank of 2 without tokens; expected a lower unit" in lines[8]
+        assert "head_groups: 3; expected a number that divides the 2 ranks" in lines[9]
+        assert "shard: dim: 1 of a tensor [64]; expected a dimension of it" in lines[10]
+        assert "unshard: dim: -5 of a tensor [1, 32, 2, 8]; expected a dimension of it" in lines[11]
+        assert lines[12] == "TypeError shard: tensor: list; expected a torch.Tensor"
+        assert "head_groups: 2 with the 3 kv heads of heads=(3, 3, 8); expected a divisor of these" in lines[13]
 
 
 ERRORS = """
@@ -537,6 +538,180 @@ def test_checkpointed_functions_run_again_in_their_context():
             torch.testing.assert_close(shard.grad, context.shard(gradient, 2), atol=1e-4, rtol=1e-4, msg=lambda m: f"patched, {reentrant}: {m}")
         assert not ft.routing._active
     """)
+
+
+def test_an_error_of_one_rank_leaves_the_ranks_in_step():
+    """Whatever kind of error, and wherever it is raised: after it all ranks are at the same call, and none waits for the others' time limit."""
+    outputs = run(
+        ERRORS
+        + """
+context = new()
+shards = [context.shard(t.detach()) for t in (q, k, v)]
+def on_rank_1(error):
+    def score(s, b, h, i, j):
+        if rank == 1:
+            raise error
+        return s
+    return score
+with context:
+    right = lambda: ft.attention(*shards, None, "causal()")
+    for wrong in (
+        lambda: ft.attention(*shards, on_rank_1(KeyError("a key"))),
+        lambda: ft.attention(*shards, on_rank_1(AssertionError())),
+        lambda: ft.attention(*shards, on_rank_1(MemoryError("no memory"))),
+        lambda: ft.attention(*shards, None, "causal()", dropout_p=0.5 * rank),  # rank 1 draws a seed
+        lambda: ft.attention(*[t[: 1 - rank] for t in shards]),  # rank 1 has nothing to send
+        lambda: context.unshard(shards[0][:, rank:]),
+        lambda: context.unshard(torch.zeros(32, 32), rank),
+        lambda: torch.autograd.grad(right_of(shards[0]).sum(), shards[0], create_graph=rank == 1),
+        lambda: ft.attention(*shards, None, "causal()", scale=0.5 + 1e-12 * rank),
+    ):
+        right_of = lambda q: ft.attention(q.requires_grad_(), *shards[1:], None, "causal()")
+        message(wrong)
+        message(right)
+def leaves():
+    with context:
+        q = shards[0].detach().requires_grad_()
+        out = ft.attention(q, *shards[1:], None, "causal()")
+        if rank == 1:
+            out.register_hook(lambda gradient: 1 / 0)
+        out.sum().backward()
+def leaves_nested():
+    with context, new():
+        if rank == 1:
+            raise LookupError("none")
+        ft.attention(*shards, None, "causal()")
+def all_leave():
+    with context:
+        raise LookupError("of all")
+for wrong in (leaves, leaves_nested, all_leave):
+    message(wrong)
+    with context:
+        message(right)
+message(lambda: ft.context_parallel(dist.group.WORLD, 64, deal="contiguous" if rank == 1 else "zigzag", unit=8))
+message(new)
+"""
+    )
+    assert all(["late" not in out for out in outputs])
+    said = [[line for line in out.splitlines() if line != "fine"] for out in outputs]
+    assert [out.splitlines()[1::2] for out in outputs] == [["fine"] * 13] * 2, outputs
+    for by_rank_1, words in zip(
+        zip(*said),
+        ("KeyError: 'a key'", "AssertionError", "MemoryError: no memory", "rank 1 has a seed of dropout", "rank 1 has attention of tensors without elements",
+         "unshard: tensor: 31 tokens in dimension 1; expected this rank's 32", "differ in tensor: rank 0 has torch.float32 [] + tokens + [32]",
+         "second derivatives (create_graph=True)", "scale=0.500000000001", "rank 1: ZeroDivisionError: division by zero", "rank 1: LookupError: none",
+         "LookupError soon of all", "rank 1 has contiguous, unit 8"),
+    ):  # fmt: skip
+        assert words in by_rank_1[0], (words, by_rank_1)
+
+
+def test_ranks_whose_captured_tensors_have_other_values_are_told():
+    """Also values that give all ranks the same plan, and shards in place of whole tensors."""
+    outputs = run(
+        ERRORS
+        + """
+context = new()
+shards = [context.shard(t.detach()) for t in (q, k, v)]
+table, strided = torch.arange(64.0), torch.arange(128.0)[::2] / 2
+with context:
+    reads = lambda t: lambda: ft.attention(*shards, lambda s, b, h, i, j: s + t[i], "causal()")
+    message(reads(table if rank == 1 else strided))  # the same values
+    message(reads(table + rank))
+    message(reads(table.index_fill(0, torch.tensor(63), float(rank))))
+    message(lambda: ft.attention(*shards, None, "causal()", sink=torch.full((2,), float(rank))))
+    message(lambda: ft.attention(*shards, None, lambda b, h, i, j: j < (30 + rank * torch.ones(64, dtype=torch.int64))[i]))
+    message(reads(context.shard(table, 0)))
+    trained = table.clone().requires_grad_()
+    out = ft.attention(*shards, lambda s, b, h, i, j: s + trained[i] * j, "causal()")
+    with torch.no_grad():
+        trained.data += rank
+    message(lambda: out.sum().backward())
+    message(reads(table))
+"""
+    )
+    for out in outputs:
+        lines = out.splitlines()
+        assert lines[0] == lines[7] == "fine" and "late" not in out, lines
+        for line in lines[1:4] + lines[5:7]:
+            assert "ranks 0 and 1 differ in values of parameters, which are those of the whole on every rank: rank 0 has " in line, line
+        assert "differ in values that the mask reads" in lines[4], lines[4]
+
+
+def test_what_autograd_and_compilers_do_in_a_context():
+    run(
+        """
+        import torch.nn.attention.flex_attention as flex
+        from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+        with torch.inference_mode():  # then used in training
+            context = ft.context_parallel(dist.group.WORLD, 64, unit=8, threads=1, time_limit=30)
+        whole, upstream = tensors(1, 64, 2, 16), torch.randn(1, 64, 2, 16)
+        attend = lambda *qkv: ft.attention(*qkv, None, "causal()")
+        compare(context, attend, whole, dim=1)
+
+        # The gradient of unshard() in compiled code, and many upstream gradients at once.
+        want = torch.autograd.grad(attend(*whole), whole, upstream)
+        with context:
+            shards = [context.shard(t.detach()).requires_grad_() for t in whole]
+            compiled = torch.compile(lambda *qkv: context.unshard(attend(*qkv)), backend="aot_eager", fullgraph=True)
+            for found, expected in zip(torch.autograd.grad(compiled(*shards), shards, upstream), want):
+                torch.testing.assert_close(found, context.shard(expected))
+            cotangents = torch.stack([context.shard(upstream), 2 * context.shard(upstream)])
+            for found, expected in zip(torch.autograd.grad(attend(*shards), shards, cotangents, is_grads_batched=True), want):
+                torch.testing.assert_close(found, torch.stack([context.shard(expected), 2 * context.shard(expected)]))
+            try:
+                ft.flex_attention(*[t.transpose(1, 2) for t in shards], return_aux=flex.AuxRequest(max_scores=True))
+            except NotImplementedError as error:
+                assert "max_scores under context_parallel()" in str(error), error
+            else:
+                raise AssertionError("the maxima of this rank's keys were given for those of all")
+
+        # Heads by DTensor, tokens by a context, on a mesh of both.
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "cp"))
+        slopes, sink = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+        function = lambda q, k, v, slopes, sink: ft.attention(q, k, v, lambda s, b, h, i, j: s + slopes[h] * (j - i) * 0.1, "causal()", sink=sink)
+        whole = [*tensors(2, 64, 4, 16), slopes, sink]
+        expected = function(*whole)
+        want = torch.autograd.grad(expected.square().sum(), whole)
+        try:
+            ft.context_parallel(mesh, 64)
+        except ValueError as error:
+            assert "a DeviceMesh of 2 dimensions ('tp', 'cp'); expected one of them, such as mesh['cp']" in str(error), error
+        with ft.context_parallel(mesh["cp"], 64, unit=8, threads=1, time_limit=30) as context:
+            local = [distribute_tensor(context.shard(t.detach()), mesh["tp"], [Shard(2)]).requires_grad_() for t in whole[:3]]
+            local += [distribute_tensor(t.detach(), mesh["tp"], [Shard(0)]).requires_grad_() for t in whole[3:]]
+            out = function(*local)
+            torch.testing.assert_close(context.unshard(out.full_tensor()), expected.detach(), atol=2e-5, rtol=2e-5)
+            found = [t.full_tensor() for t in torch.autograd.grad(out.square().sum(), local)]
+            for a, b in zip([context.unshard(t) for t in found[:3]] + found[3:], want):
+                torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+            try:
+                attend(*[DTensor.from_local(t.to_local(), mesh["cp"], [Shard(1)]) for t in local[:3]])
+            except NotImplementedError as error:
+                assert "expected Replicate() or Shard() of the batch or the heads" in str(error), error
+            else:
+                raise AssertionError("a DTensor of the sequence was taken")
+        """,
+        ranks=4,
+    )
+
+
+def test_options_are_checked():
+    (out,) = run(
+        """
+        for name, wrong in (
+            ("time_limit", 0), ("time_limit", float("nan")), ("time_limit", float("inf")), ("time_limit", "60"), ("unit", 1.5), ("unit", 0), ("head_groups", 1.0),
+            ("threads", -1), ("multiprocessors", -1), ("seq_dim", "1"), ("seqlen", torch.tensor([32, 32])), ("seqlen", 2**31), ("seqlen", 2.5),
+        ):
+            try:
+                ft.context_parallel(None, **{"seqlen": 64, name: wrong})
+            except ValueError as error:
+                print(str(error).startswith(f"context_parallel: {name}: {wrong!r}; expected "), error)
+            else:
+                print(name, wrong)
+        """,
+        ranks=1,
+    )
+    assert all([line.startswith("True") for line in out.splitlines()]), out
 
 
 def test_a_context_is_used_by_one_thread_at_a_time():

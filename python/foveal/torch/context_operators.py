@@ -5,6 +5,7 @@ Operators take tensors first; seed and offset are the bits of unsigned numbers; 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from torch.autograd import forward_ad
 
 from .._core import Program
 from ..describe import Rng, program
-from . import checkpointing, operators
+from . import checkpointing, examples, operators
 
 if TYPE_CHECKING:
     from .context_parallel import ContextParallel
@@ -55,11 +56,14 @@ def _lse_shape(q: Tensor, heads_first: bool) -> tuple[int, ...]:
     return (*q.shape[:-3], *_rows_of(q, heads_first))
 
 
-def forward(context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def forward(
+    context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor], want: Sequence[bool] = (),
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """want: of q, k, v and params, where a backward pass will follow."""
     checkpointing.rerun_in("context", lambda: context)
     (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
     with context._turn():
-        plan = context.plan(found, (heads, heads_kv), q, v, params)
+        plan = context.plan(found, (heads, heads_kv), q, v, params, want)
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         lse = q.new_empty(_lse_shape(q, found.heads_first), dtype=_wide(q))
         plan.forward([q, k, v, out, lse], found.params, list(params), found.heads_first, *rng)
@@ -97,7 +101,7 @@ class _Shards(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, *params: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = forward(context, found, rng, q, k, v, params)
+        out, lse = forward(context, found, rng, q, k, v, params, ctx.needs_input_grad[3:])
         ctx.context, ctx.found, ctx.rng = context, found, rng
         state = () if rng.state is None else (rng.state,)
         # One more tensor than attention saves outside of the context: if a checkpoint runs this again there, it sees that.
@@ -107,9 +111,13 @@ class _Shards(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+        if examples.are_disguised((dout, dlse)):
+            return examples.run_disguised(functools.partial(_Shards.backward, ctx), (dout, dlse))
         want = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-            raise NotImplementedError("context_parallel: second derivatives (create_graph=True); expected first ones")
+            error = NotImplementedError("context_parallel: second derivatives (create_graph=True); expected first ones")
+            ctx.context._refused(error)
+            raise error
         q, k, v, out, lse, *rest, _ = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
         if dlse is not None:
@@ -187,6 +195,18 @@ def _(state: Any, context: Any) -> Any:
     return torch.empty_like(state)
 
 
+@torch.library.custom_op("foveal::context_shard", mutates_args=())
+def _shard_op(tensor: Tensor, dim: int, context: int) -> Tensor:
+    return _context(context).shard(tensor, dim)
+
+
+@_shard_op.register_fake
+def _(tensor: Any, dim: Any, context: Any) -> Any:
+    shape = list(tensor.shape)
+    shape[dim] = len(_context(context).positions)
+    return tensor.new_empty(shape)
+
+
 @torch.library.custom_op("foveal::context_unshard", mutates_args=())
 def unshard_op(tensor: Tensor, dim: int, context: int) -> Tensor:
     return _context(context)._unshard(tensor, dim)
@@ -203,6 +223,10 @@ def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, ctx.dim, ctx.number = inputs
 
 
-unshard_op.register_autograd(
-    lambda ctx, gradient: (_context(ctx.number).shard(gradient, ctx.dim), None, None), setup_context=_setup_unshard
-)
+def _backward_unshard(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    if is_seen_below((gradient,)):  # by torch.compile, to which the context's own tensor of tokens is a stranger here
+        return _shard_op(gradient, ctx.dim, ctx.number), None, None
+    return _context(ctx.number).shard(gradient, ctx.dim), None, None
+
+
+unshard_op.register_autograd(_backward_unshard, setup_context=_setup_unshard)

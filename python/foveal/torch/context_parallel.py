@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import operator
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex
 
@@ -23,9 +25,10 @@ from ..signatures import Paged
 from . import context_operators, operators
 from .block_masks import as_mask
 from .context_operators import agreed_op, forward, forward_op, is_seen_below, record, unshard_op
-from .context_transport import HostTransport, Refusals, make_transport
+from .context_transport import HostTransport, Refusals, known_to_all, make_transport
 
 _MAX_PLANS = 64
+_LONGEST = 10**9  # seconds, which every clock can count
 _DTYPES = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -50,9 +53,9 @@ def context_parallel(
             tokens, labels, positions = context.shard(tokens), context.shard(labels), context.shard(torch.arange(4096), dim=0)
             loss = model(tokens, positions, labels)
 
-    group: a process group of torch.distributed, or a DeviceMesh of one dimension. With NCCL, tensors are on the GPU that is current when this is
-    called, and travel by a communicator of its own, from the libnccl that torch has loaded. With Gloo or MPI they go through host memory, also
-    those of a GPU.
+    group: a process group of torch.distributed (None: the default one), or a DeviceMesh of one dimension. With NCCL, tensors are on the GPU that is
+    current when this is called, and travel by a communicator of its own, from the libnccl that torch has loaded. With Gloo or MPI they go through
+    host memory, also those of a GPU.
     seqlen: length of the whole sequence, of which q, k and v are shards (self attention). For packed sequences a list of their lengths: then q, k
     and v are [tokens, heads, head_dim], calls give the cu_seqlens of the whole, and seq_dim is 0.
     seq_dim: the dimension of tokens for shard() and unshard().
@@ -97,14 +100,22 @@ class ContextParallel:
         multiprocessors: int,
         engine: str,
     ):
-        self._group = group.get_group() if hasattr(group, "get_group") else group
+        self._group = _process_group(group)
         self.rank, self.size = distributed.get_rank(self._group), distributed.get_world_size(self._group)
         if self.rank < 0:
             raise ValueError("context_parallel: group: this process is not in it; expected a group that it belongs to")
         self.lengths = _lengths(seqlen)
-        self.seqlen = sum(self.lengths) if self.lengths else operator.index(seqlen) if isinstance(seqlen, SupportsIndex) else 0
-        if self.seqlen < 1:
-            raise ValueError(f"context_parallel: seqlen: {seqlen}; expected 1 or more, or the lengths of packed sequences")
+        self.seqlen = sum(self.lengths) if self.lengths else _integer(seqlen)
+        if not 1 <= self.seqlen < 2**31:
+            raise ValueError(f"context_parallel: seqlen: {seqlen!r}; expected 1 to 2^31 - 1, or a list of the lengths of packed sequences")
+        if type(seq_dim) is not int:
+            raise ValueError(f"context_parallel: seq_dim: {seq_dim!r}; expected an integer")
+        whole_numbers = {"head_groups": (head_groups, 0), "unit": (unit, 1), "threads": (threads, 0), "multiprocessors": (multiprocessors, 0)}
+        for name, (number, least) in whole_numbers.items():
+            if type(number) is not int or number < least:
+                raise ValueError(f"context_parallel: {name}: {number!r}; expected an integer, {least} or more")
+        if not isinstance(time_limit, (int, float)) or not 0 < time_limit <= _LONGEST:
+            raise ValueError(f"context_parallel: time_limit: {time_limit!r}; expected seconds, more than 0 and at most {_LONGEST}")
         if self.lengths and seq_dim != 0:
             raise ValueError(f"context_parallel: seq_dim: {seq_dim}; expected 0 for packed sequences, whose tensors are [tokens, heads, head_dim]")
         self.seq_dim = seq_dim
@@ -126,13 +137,21 @@ class ContextParallel:
             _core.context_tokens(self.seqlen, self.size, rank, deal, unit, head_groups) if self.layout is None else self.layout.q_tokens(rank)
             for rank in range(self.size)
         ]
-        self._of_ranks = [torch.tensor(tokens, dtype=torch.int64) for tokens in of_ranks]
+        with torch.inference_mode(False):  # autograd saves them, wherever this is made
+            self._of_ranks = [torch.tensor(tokens, dtype=torch.int64) for tokens in of_ranks]
         if any(len(tokens) == 0 for tokens in of_ranks):
-            raise ValueError(f"context_parallel: seqlen: {seqlen} in units of {unit} leaves a rank of {self.size} without tokens; lower unit")
+            expected = "a lower unit" if unit > 1 else "more tokens, or fewer ranks"
+            raise ValueError(f"context_parallel: seqlen: {seqlen} in units of {unit} leaves a rank of {self.size} without tokens; expected {expected}")
         self._transport = make_transport(self._group, self.rank, self.size, time_limit, multiprocessors, engine)
         self._by_host = isinstance(self._transport, HostTransport)
         # One for all plans, which share its memory of GPUs and run one at a time.
         self._carrier = _core.python_transport(self.rank, self.size, self._transport) if self._by_host else self._transport
+        dealt = hashlib.sha256(b"".join([tokens.numpy().tobytes() for tokens in self._of_ranks])).hexdigest()[:16]
+        fields = {
+            "call": "context_parallel", "seqlen": f"{self.lengths or self.seqlen}", "deal": f"{deal}, unit {unit}, head_groups {head_groups}",
+            "the tokens of the ranks, by masks and heads": f"tokens of digest {dealt}",
+        }  # fmt: skip
+        _core.context_agree(self._carrier, list(fields.items()), None)
         self._refusals = None if self._by_host else Refusals(self._group, self.size, time_limit)
         # A cotangent of lse is given on all ranks or on none, where ranks send it to each other; then zeros say nothing wrong.
         self.sends_dlse = self._by_host or (head_groups if self.layout is None else self.layout.head_groups) != 1
@@ -181,11 +200,15 @@ class ContextParallel:
         argument_errors.on_errors.append(self._refused)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, _kind: Any = None, error: BaseException | None = None, _traceback: Any = None) -> None:
+        """An error that leaves it on one rank is told to the others, which may wait for this one."""
         if operators.context is not self:
             raise RuntimeError("context_parallel: left before a context that was entered later; expected the last one first")
         operators.context, self._thread = self._outer.pop()
         argument_errors.on_errors.remove(self._refused)
+        if isinstance(error, Exception) and not _is_told(error):
+            self._refused(error)
+            known_to_all(error)  # to an outer context, too
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -193,9 +216,11 @@ class ContextParallel:
         if not self._busy.acquire(blocking=False):
             why = "context_parallel: a call while another one runs on another thread; expected one at a time"
             self._transport.fail(why)  # the ranks are no longer at the same call
-            raise _known_to_all(RuntimeError(why))
+            raise known_to_all(RuntimeError(why))
         try:
             yield
+        except Exception as error:
+            raise known_to_all(error)
         finally:
             self._busy.release()
 
@@ -209,9 +234,14 @@ class ContextParallel:
     def unshard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """The whole tensor from every rank's rows, on every rank. Its gradient is this rank's rows of the gradient that arrives: right where
         all ranks go on to compute the same loss from it."""
-        dim = self._dim("unshard", tensor, dim)
-        if tensor.shape[dim] != len(self.positions):
-            raise ValueError(f"unshard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected this rank's {len(self.positions)}")
+        try:
+            _refuse_transforms("unshard")
+            dim = self._dim("unshard", tensor, dim)
+            if tensor.shape[dim] != len(self.positions):
+                raise ValueError(f"unshard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected this rank's {len(self.positions)}")
+        except (TypeError, ValueError, NotImplementedError) as error:
+            self._refused(error)
+            raise
         result: Tensor = unshard_op(tensor, dim, self.number)
         return result
 
@@ -230,7 +260,7 @@ class ContextParallel:
         padded[: rows_first.shape[0]] = rows_first
         whole = rows_first.new_empty((self.seqlen, *rows_first.shape[1:]))
         with self._turn():
-            of_ranks = self._all_gather(padded)
+            of_ranks = self._all_gather(padded, f"{tensor.dtype} {list(tensor.shape[:dim])} + tokens + {list(tensor.shape[dim + 1 :])}")
         for rank, rows in enumerate(of_ranks):
             tokens = self._tokens(rank, whole.device)
             whole[tokens] = rows[: len(tokens)].to(whole.device)
@@ -262,9 +292,9 @@ class ContextParallel:
         distributed.broadcast(carried, distributed.get_global_rank(self._group, 0), group=self._group)
         return carried
 
-    def _all_gather(self, mine: Tensor) -> list[Tensor]:
+    def _all_gather(self, mine: Tensor, looks: str) -> list[Tensor]:
         if self._by_host:
-            self._transport.agree([("call", "unshard"), ("tensor", f"{mine.dtype} {list(mine.shape)}")])
+            self._transport.agree([("call", "unshard"), ("tensor", looks)])
             result: list[Tensor] = self._transport.all_gather(mine.cpu())
             return result
         shards = [torch.empty_like(mine) for _ in range(self.size)]
@@ -275,10 +305,13 @@ class ContextParallel:
         """A public function ends by an error. What all ranks were told of already is no news."""
         if getattr(error, "of_all_ranks", False):
             return
+        why = str(error)
+        if not why or not isinstance(error, (TypeError, ValueError, RuntimeError)):  # a KeyError says its key alone, an assertion nothing
+            why = traceback.format_exception_only(error)[-1].strip()
         if self._refusals is None:
-            self._transport.refuse(str(error))
+            self._transport.refuse(why)
         elif not self._refusals.are_of_all():
-            self._transport.fail(str(error))
+            self._transport.fail(why)
 
     def _tokens_on(self, device: torch.device) -> Tensor:
         """positions, on this device."""
@@ -287,7 +320,8 @@ class ContextParallel:
     def _tokens(self, rank: int, device: torch.device) -> Tensor:
         known = self._on_devices.get((rank, device))
         if known is None:
-            known = self._on_devices[(rank, device)] = self._of_ranks[rank].to(device)
+            with torch.inference_mode(False):
+                known = self._on_devices[(rank, device)] = self._of_ranks[rank].to(device)
         return known
 
     def attend(self, key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, rng: Rng) -> tuple[Tensor, Tensor]:
@@ -301,8 +335,7 @@ class ContextParallel:
             raise ValueError("context_parallel: cu_seqlens: packed sequences; expected context_parallel(seqlen=) to be their lengths")
         if q.device.type == "cpu" and not self._by_host:
             raise ValueError("context_parallel: q: in host memory; a group of NCCL carries that of its GPU")
-        if not torch.compiler.is_compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
-            raise NotImplementedError("context_parallel: torch.func (grad, vmap, jvp) and forward mode; expected autograd's backward passes")
+        _refuse_transforms("context_parallel")
         seq = 0 if self.lengths else 2 if operators.is_heads_first(key) else 1
         self.whole_seqlens(q.shape[seq], k.shape[seq])
         try:
@@ -317,6 +350,12 @@ class ContextParallel:
         except Exception as error:
             error.of_all_ranks = getattr(error, "of_all_ranks", True)  # type: ignore[attr-defined]
             raise
+
+    def agree_on_nothing(self) -> None:
+        """A call whose tensors have no elements sends nothing: unless all ranks have such ones, the others would wait for it."""
+        if self._by_host and not torch.compiler.is_compiling():
+            with self._turn():
+                self._transport.agree([("call", "attention of tensors without elements")])
 
     def _check_packed(self, cu_seqlens: list[Tensor]) -> None:
         """Once for each version of each tensor: values of a GPU are waited for."""
@@ -338,7 +377,10 @@ class ContextParallel:
         """The plans made so far."""
         return [plan.explain() for plan in self._plans.values()]
 
-    def plan(self, found: Program, heads: tuple[int, int], q: Tensor, v: Tensor, params: Sequence[Tensor]) -> _core.ContextAttention:
+    def plan(
+        self, found: Program, heads: tuple[int, int], q: Tensor, v: Tensor, params: Sequence[Tensor], want: Sequence[bool] = ()
+    ) -> _core.ContextAttention:
+        """want: see context_operators.forward()."""
         batch = 1 if self.lengths else q.shape[0]
         looks = found.key, batch, heads, q.shape[-1], v.shape[-1], q.dtype, q.device, tuple((tuple(p.shape), p.dtype) for p in params)
         # The tensors that the mask reads decide the plan.
@@ -353,6 +395,8 @@ class ContextParallel:
                 self._carrier, found.attention, dtype, sizes, self.lengths, found.params,
                 [p.detach().cpu() for p in params], *self._options,
             )  # fmt: skip
+            if any(want):
+                made.backward_follows([param for param, wanted in zip(found.params, want[3:]) if wanted], self.sends_dlse)
             if made.q_tokens() != self.positions.tolist():
                 raise RuntimeError("context_parallel: the plan holds other tokens than shard() gave")
             self._plans.pop((looks, reads), None)  # of tensors that do not tell: the last plan is kept, with its memory, but not used again
@@ -362,9 +406,30 @@ class ContextParallel:
         return known
 
 
-def _known_to_all(error: Exception) -> Exception:
-    error.of_all_ranks = True  # type: ignore[attr-defined]
-    return error
+def _is_told(error: BaseException | None) -> bool:
+    """Whether it, or what it came from, is one that a call has told the other ranks of."""
+    while error is not None:
+        if getattr(error, "of_all_ranks", False) or hasattr(error, "public_function"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _refuse_transforms(what: str) -> None:
+    if not torch.compiler.is_compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
+        raise NotImplementedError(f"{what}: torch.func (grad, vmap, jvp) and forward mode; expected autograd's backward passes")
+
+
+def _process_group(group: Any) -> Any:
+    if not hasattr(group, "get_group"):
+        return distributed.group.WORLD if group is None else group
+    if group.ndim != 1:
+        names = group.mesh_dim_names
+        raise ValueError(
+            f"context_parallel: group: a DeviceMesh of {group.ndim} dimensions{f' {names}' if names else ''}; expected one of them, such as "
+            f"mesh[{names[-1] if names else 'name'!r}]"
+        )
+    return group.get_group()
 
 
 _seen = WeakTensorKeyDictionary()  # tensor -> its number: unlike an id() it is not given to another tensor later
@@ -389,6 +454,14 @@ def _lengths(seqlen: Any) -> list[int]:
             raise ValueError(f"context_parallel: seqlen: {seqlen!r}; expected the lengths of packed sequences, each 0 or more")
         return [operator.index(length) for length in lengths]
     return []
+
+
+def _integer(number: Any) -> int:
+    """0 for what is none."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        return 0
 
 
 def _few(lengths: list[int]) -> str:

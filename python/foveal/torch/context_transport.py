@@ -137,9 +137,12 @@ class HostTransport:
             self.wait(self.start([(rank, _memory(mine)) for rank in others], [(rank, _memory(shards[rank])) for rank in others]))
         return shards
 
-    def agree(self, fields: list[tuple[str, str]], refusal: str = "") -> None:
+    def agree(self, fields: list[tuple[str, str]], refusal: str | None = None) -> None:
         """Collective. Raises on every rank where these differ or one of them refuses."""
-        _core.context_agree(_core.python_transport(self._rank, self._size, self), fields, refusal)
+        try:
+            _core.context_agree(_core.python_transport(self._rank, self._size, self), fields, refusal)
+        except Exception as error:
+            raise known_to_all(error)
 
     def refuse(self, why: str) -> None:
         """Tells the others, who are at the same call, that this rank refuses it. All go on then, unless they are not there soon."""
@@ -169,6 +172,12 @@ class HostTransport:
             self._store.compare_set("failure", "", failure)
             self._group = None
             gc.collect()  # connections close with the last object that knows the group
+
+
+def known_to_all(error: Exception) -> Exception:
+    """Every rank has it, or was told of it: see ContextParallel._refused()."""
+    error.of_all_ranks = True  # type: ignore[attr-defined]
+    return error
 
 
 def _first_line(error: Exception) -> str:

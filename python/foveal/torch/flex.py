@@ -12,6 +12,7 @@ from torch import Tensor
 from .._core import Expr
 from ..argument_errors import public
 from ..signatures import Options, check_flags
+from . import operators
 from .block_masks import as_mask
 from .composite import row_maxima
 from .errors import CallError
@@ -79,6 +80,8 @@ def flex_attention(
     _check_options(block_mask, kernel_options, return_aux)
     if return_lse and return_aux is not None:
         raise CallError("flex_attention: return_aux: must be None when return_lse is set; AuxRequest(lse=True) asks for the same")
+    if return_aux is not None and return_aux.max_scores and operators.context is not None:
+        raise NotImplementedError("flex_attention: return_aux: max_scores under context_parallel(), where other ranks have the other keys; expected lse")
     if key.shape[0] == 1 and query.shape[0] > 1:
         key, value = key.expand(query.shape[0], -1, -1, -1), value.expand(query.shape[0], -1, -1, -1)
     arguments = {"scale": scale, "checked": bool(kernel_options and kernel_options.get("checked"))}

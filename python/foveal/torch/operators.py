@@ -298,6 +298,8 @@ def call(
 ) -> tuple[Tensor, Tensor]:
     params = _reached(found, params)
     if not (q.numel() and k.numel() and v.numel()) and (0 in q.shape[:-1] or 0 in k.shape[:-1] or 0 in v.shape):
+        if context is not None:
+            context.agree_on_nothing()
         return _nothing(program_of(found), q, k, v, params)
     kind = "cpu" if q.is_cpu else q.device.type
     if torch.is_autocast_enabled(kind):
@@ -310,11 +312,11 @@ def call(
         return of_class
     if negated:
         q, k, v, *params = tensors = tuple([t.resolve_neg() for t in tensors])
+    if dispatching and sharded.is_sharded(tensors):
+        return sharded.attend(call, key_of(found), params, q, k, v, cu_seqlens is not None)
     if context is not None:
         of_shards: tuple[Tensor, Tensor] = context.attend(key_of(found), params, q, k, v, cu_seqlens, rng)
         return of_shards
-    if dispatching and sharded.is_sharded(tensors):
-        return sharded.attend(call, key_of(found), params, q, k, v, cu_seqlens is not None)
     if compiling and _transformed_while_compiling():
         outside: tuple[Tensor, Tensor] = _call_outside(found, params, q, k, v, cu_seqlens, max_seqlens, rng)
         return outside

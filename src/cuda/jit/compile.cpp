@@ -153,10 +153,19 @@ std::shared_ptr<const Image> compile(const KernelSource& source) {
 
 std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource>& sources) {
   std::vector<std::shared_ptr<const Image>> results(sources.size());
-  std::vector<std::size_t> missing;  // only these take threads
+  std::vector<std::size_t> missing;          // only these take threads,
+  std::map<std::string, std::size_t> first;  // one of equal sources
+  std::vector<std::pair<std::size_t, std::size_t>> equal;
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    results[i] = images().find(parts_of(sources[i]));
-    if (!results[i]) missing.push_back(i);
+    std::string parts = parts_of(sources[i]);
+    results[i] = images().find(parts);
+    if (results[i]) continue;
+    const auto [known, is_new] = first.emplace(std::move(parts), i);
+    if (is_new) {
+      missing.push_back(i);
+    } else {
+      equal.emplace_back(i, known->second);
+    }
   }
   if (const auto count = static_cast<std::int64_t>(missing.size()); count > 0) {
     const int threads = static_cast<int>(std::min<std::int64_t>(base::available_threads(), count));
@@ -165,6 +174,7 @@ std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource
       results[at] = compile(sources[at]);
     });
   }
+  for (const auto& [at, like] : equal) results[at] = results[like];
   return results;
 }
 

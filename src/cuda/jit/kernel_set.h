@@ -1,6 +1,7 @@
 #pragma once
 // What a plan loads on its device: kernels, each with the source that it is compiled from, and constant tables. A plan adds them when it
 // is made and keeps the handles; load() fills in what these point to.
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -30,6 +31,13 @@ class KernelSet {
   }
 
   const std::vector<KernelSource>& sources() const { return sources_; }
+  /// Does a plan still have the handles?
+  bool is_held() const {
+    const auto shared = [](const auto& each) {
+      return std::any_of(each.begin(), each.end(), [](const auto& one) { return one.is_held(); });
+    };
+    return shared(places_) || shared(tables_);
+  }
   void set_arch(const std::string& arch);
   /// images: one for each of sources(), in their order.
   void load(const std::vector<std::shared_ptr<const Image>>& images, int device);
@@ -38,10 +46,12 @@ class KernelSet {
   struct Place {
     std::shared_ptr<Kernel> kernel;
     unsigned shared_bytes;
+    bool is_held() const { return kernel.use_count() > 1; }
   };
   struct Table {
     std::shared_ptr<driver::Memory> memory;
     std::vector<std::byte> bytes;
+    bool is_held() const { return memory.use_count() > 1; }
   };
   KernelHandle insert(std::size_t at, KernelSource source, unsigned shared_bytes);
   TableHandle add_table_bytes(std::vector<std::byte> bytes);

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/divide.h"
 #include "base/wide_type.h"
+#include "cuda/jit/load_together.h"
 #include "cuda/launch/attention_args.h"
 
 namespace foveal::cuda {
@@ -68,14 +69,24 @@ bool empty(const RowSizes& sizes) { return sizes.batch == 0 || sizes.tokens == 0
 
 }  // namespace
 
-const jit::Kernel& RowKernels::kernel(const std::string& stem, const jit::Constants& constants) const {
-  const std::lock_guard lock(mutex_);
+/// Within LoadTogether null, where it is not loaded yet: nothing is launched there.
+const jit::Kernel* RowKernels::kernel(const std::string& stem, const jit::Constants& constants) const {
   const std::string key = stem + '\n' + constants.text();
-  const auto found = kernels_.find(key);
-  if (found != kernels_.end()) return found->second;
+  const auto find = [&]() -> const jit::Kernel* {
+    const std::lock_guard lock(mutex_);
+    const auto found = kernels_.find(key);
+    return found == kernels_.end() ? nullptr : &found->second;
+  };
+  if (const jit::Kernel* found = find()) return found;
   const driver::DeviceFacts& facts = driver::device_facts(device_);
-  const auto image = jit::compile(jit::KernelSource{.stem = stem, .constants = constants, .arch = jit::arch_of(facts.major, facts.minor)});
-  return kernels_.emplace(key, jit::Kernel(image, device_, 0)).first->second;
+  const jit::KernelSource source{.stem = stem, .constants = constants, .arch = jit::arch_of(facts.major, facts.minor)};
+  if (jit::LoadTogether* together = jit::LoadTogether::of_thread()) {
+    together->add(source, [this, stem, constants] { kernel(stem, constants); });
+    return nullptr;
+  }
+  jit::Kernel loaded(jit::compile(source), device_, 0);
+  const std::lock_guard lock(mutex_);
+  return &kernels_.emplace(key, std::move(loaded)).first->second;
 }
 
 void RowKernels::move(const DeviceRows& from, const DeviceRows& to, const RowSizes& sizes, bool adds, RowStream stream) const {
@@ -104,8 +115,8 @@ void RowKernels::move(const DeviceRows& from, const std::vector<DeviceRows>& mor
                             .adds = adds,
                             .more_count = static_cast<int>(more.size())};
   for (std::size_t i = 0; i < more.size(); ++i) vector = std::min(vector, vector_of(more[i], to, sizes)), args.more[i] = more[i].view();
-  const jit::Kernel& loaded = kernel("move_rows", move_constants(from.dtype, to.dtype, vector, sizes.dim == 1));
-  if (!stream.only_loads) loaded.launch(shape_of(sizes.tokens * sizes.heads * (sizes.dim / vector), sizes.batch), args, stream.stream);
+  const jit::Kernel* loaded = kernel("move_rows", move_constants(from.dtype, to.dtype, vector, sizes.dim == 1));
+  if (!stream.only_loads) loaded->launch(shape_of(sizes.tokens * sizes.heads * (sizes.dim / vector), sizes.batch), args, stream.stream);
 }
 
 void RowKernels::finish(const DeviceRows& wide, const DeviceRows& sums, const DeviceRows& out, const DeviceRows& lse,
@@ -124,8 +135,8 @@ void RowKernels::finish(const DeviceRows& wide, const DeviceRows& sums, const De
                                     static_cast<int>(sizes.tokens),
                                     static_cast<int>(sizes.heads),
                                     static_cast<int>(sizes.dim)};
-  const jit::Kernel& loaded = kernel("finish_rows", finish_constants(out.dtype, sink.dtype, sink.data != nullptr, vector));
-  if (!stream.only_loads) loaded.launch(shape_of(sizes.tokens * sizes.heads * 32, sizes.batch), args, stream.stream);
+  const jit::Kernel* loaded = kernel("finish_rows", finish_constants(out.dtype, sink.dtype, sink.data != nullptr, vector));
+  if (!stream.only_loads) loaded->launch(shape_of(sizes.tokens * sizes.heads * 32, sizes.batch), args, stream.stream);
 }
 
 void RowKernels::sink_gradient(const DeviceRows& out, const DeviceRows& dout, const DeviceRows& lse, const DeviceRows& dlse,
@@ -143,9 +154,9 @@ void RowKernels::sink_gradient(const DeviceRows& out, const DeviceRows& dout, co
                                       static_cast<int>(sizes.tokens),
                                       static_cast<int>(sizes.heads),
                                       static_cast<int>(sizes.dim)};
-  const jit::Kernel& loaded = kernel("sink_gradient", sink_gradient_constants(out.dtype, sink.dtype));
+  const jit::Kernel* loaded = kernel("sink_gradient", sink_gradient_constants(out.dtype, sink.dtype));
   if (!stream.only_loads)
-    loaded.launch({.grid_x = static_cast<unsigned>(sizes.heads), .threads = device::kSinkThreads}, args, stream.stream);
+    loaded->launch({.grid_x = static_cast<unsigned>(sizes.heads), .threads = device::kSinkThreads}, args, stream.stream);
 }
 
 const RowKernels& row_kernels(int device) {

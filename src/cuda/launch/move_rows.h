@@ -49,7 +49,7 @@ class RowKernels {
  private:
   void move(const DeviceRows& from, const std::vector<DeviceRows>& more, const DeviceRows& to, const RowSizes& sizes, bool adds,
             RowStream stream) const;
-  const jit::Kernel& kernel(const std::string& stem, const jit::Constants& constants) const;
+  const jit::Kernel* kernel(const std::string& stem, const jit::Constants& constants) const;
 
   int device_;
   mutable std::mutex mutex_;
