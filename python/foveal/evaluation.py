@@ -81,7 +81,10 @@ class Evaluation:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id == "where":
                 return self.where(*node.args)
-            return self._apply(node.func.id, *[self.of(argument) for argument in node.args])
+            operands = [self.of(argument) for argument in node.args]
+            if node.func.id == "clamp":
+                return self._apply("min", self._apply("max", *operands[:2]), operands[2])
+            return self._apply(node.func.id, *operands)
         raise NotImplementedError(f"higher derivatives: {ast.unparse(node)} has no differentiable form in {self.library}")
 
     def _apply(self, name: str, *operands: Any) -> Any:

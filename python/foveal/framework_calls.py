@@ -414,12 +414,12 @@ def stopped(call: Call) -> Any:
 
 
 def filled(value: Any, argument: str = "fill_value") -> Meaning:
-    """A constant: `value`, or, where that is None, the argument of this name or the last one."""
+    """A constant: `value`, or, where that is None, the argument of this name, the second one."""
 
     def meaning(call: Call) -> Any:
         if call.kwargs.get("requires_grad"):
             raise call.refuse("requires_grad=True; expected a constant")
-        number = call.kwargs.get(argument, call.args[-1]) if value is None else value
+        number = (call.kwargs[argument] if argument in call.kwargs else call.args[1]) if value is None else value
         return call.converted(call.symbol(number)._items * math.prod(call.result.shape), call.result)
 
     return meaning

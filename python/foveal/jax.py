@@ -24,7 +24,8 @@ from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
 from .argument_errors import public
 from .describe import SEPARATOR, Description, Options, describe, description_of, read, wanted_gradients
-from .jax_derivatives import Forward, is_real, of_backward, of_forward
+from .jax_arrays import owned
+from .jax_derivatives import Forward, is_real, of_backward, of_forward, of_transpose
 from .jax_partition import can_split, partitioned, placed
 from .jax_trace import JaxTracer
 from .signatures import Arguments, Mask, ScoreMod, check_flags, check_names, length_slots, tokens
@@ -204,8 +205,8 @@ class _One:
 
 
 @functools.lru_cache(_MAX_PLANNED)
-def _jaxpr(one: _One, looks: tuple[Any, ...], mesh: Any) -> Any:
-    """The pass for operands of these types, traced under this mesh. JAX looks into it when a program that holds it is compiled."""
+def _jaxpr(one: _One, looks: tuple[Any, ...], mesh: Any, partitioner: Any) -> Any:
+    """The pass for operands of these types, traced under this mesh, for this partitioner. JAX looks into it when a program that holds it is compiled."""
     return jax.make_jaxpr(one)(*looks)
 
 
@@ -216,7 +217,8 @@ def _jitted(jaxpr: Any) -> Any:
 
 def _bind(one: _One, operands: Any) -> list[Any]:
     mesh = jax.sharding.get_abstract_mesh() if hasattr(jax.sharding, "get_abstract_mesh") else None
-    result: list[Any] = _pass_p.bind(*operands, one=one, jaxpr=_jaxpr(one, tuple(map(jax.typeof, operands)), mesh))
+    partitioner = getattr(jax.config, "jax_use_shardy_partitioner", None)
+    result: list[Any] = _pass_p.bind(*operands, one=one, jaxpr=_jaxpr(one, tuple(map(jax.typeof, operands)), mesh, partitioner))
     return result
 
 
@@ -237,6 +239,8 @@ def _at_once(*operands: Any, one: _One, jaxpr: Any) -> Any:
 
 def _batch(operands: Any, dims: Any, *, one: _One, jaxpr: Any) -> Any:
     size = next(x.shape[d] for x, d in zip(operands, dims) if d is not None)
+    if not isinstance(size, int):
+        raise NotImplementedError(f"attention: a vmap of {size} examples; expected a known number, as a call is planned for it: export it for each")
     in_front = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims)]
     found = one.batched(size, in_front, [d is not None for d in dims])
     return found, [0] * len(found)
@@ -246,13 +250,30 @@ def _derive(operands: Any, tangents: Any, *, one: _One, jaxpr: Any) -> Any:
     return one.derived(operands, [None if type(t) is ad.Zero or not is_real(x) else t for x, t in zip(operands, tangents)])
 
 
+def _transpose(cotangents: Any, *operands: Any, one: _One, jaxpr: Any) -> Any:
+    return of_transpose(one.what.described, one.roles, list(one.results) if one.pass_ == Pass.backward else None, operands, cotangents)
+
+
+def _lower(context: Any, *operands: Any, one: _One, jaxpr: Any) -> Any:
+    planned = "cuda" if one.what.cuda else "cpu"
+    for platform in context.module_context.platforms:
+        if platform != planned:
+            raise NotImplementedError(
+                f"attention: a program for {platform}; found the call planned for {planned}, JAX's default device when it was traced; expected one program"
+                f" for cpu or for cuda, traced where jax.default_device is of it"
+            )
+    return _inline(context, *operands, one=one, jaxpr=jaxpr)
+
+
+_inline: Callable[..., Any] = mlir.lower_fun(lambda *operands, one, jaxpr: jaxpr_as_fun(jaxpr)(*operands), multiple_results=True)
 _pass_p: Any = Primitive("foveal_pass")
 _pass_p.multiple_results = True
 _pass_p.def_impl(_at_once)
 _pass_p.def_abstract_eval(lambda *avals, one, jaxpr: jaxpr.out_avals)
-mlir.register_lowering(_pass_p, mlir.lower_fun(lambda *operands, one, jaxpr: jaxpr_as_fun(jaxpr)(*operands), multiple_results=True))
+mlir.register_lowering(_pass_p, _lower)
 batching.primitive_batchers[_pass_p] = _batch
 ad.primitive_jvps[_pass_p] = _derive
+ad.primitive_transposes[_pass_p] = _transpose
 
 
 def _stacked(size: int, values: Iterable[Any], batched: Iterable[bool], wanted: Iterable[bool]) -> tuple[Any, ...]:
@@ -387,7 +408,7 @@ def _array(value: Any, name: str) -> jax.Array:
     """Of JAX; NumPy's arrays are taken for such."""
     if isinstance(value, np.ndarray):
         arrays.check_plain(value, name)
-        return jnp.asarray(value)
+        return owned(value)
     if not isinstance(value, jax.Array):
         raise TypeError(f"attention: {name}: found {type(value).__module__}.{type(value).__qualname__}; expected a JAX array")
     arrays.check_sizes(value, name)
@@ -419,7 +440,9 @@ def _rng_state(described: Description, seed: Any, offset: Any, rng_state: Any) -
         raise ValueError("attention: seed: found None; expected an integer, as dropout_p is not 0: JAX has no generator to draw one from")
     if rng_state is None:
         return jnp.stack([*_words(seed, "seed"), *_words(offset, "offset")])
-    rng_state = jnp.asarray(rng_state)
+    if not isinstance(rng_state, (jax.Array, np.ndarray)):
+        raise TypeError(f"attention: rng_state: found {type(rng_state).__name__} {rng_state!r}; expected an array: int64 or uint64 [2], or uint32 [4]")
+    rng_state = owned(rng_state)
     if (rng_state.shape, str(rng_state.dtype)) not in (((2,), "int64"), ((2,), "uint64"), ((4,), "uint32")):
         raise ValueError(f"rng_state: {rng_state.dtype}{list(rng_state.shape)}; expected int64 or uint64 [2], or uint32 [4] with low halves first")
     return rng_state
@@ -442,6 +465,15 @@ def _scaled(description: Description, scale: jax.Array, arguments: dict[str, Any
     )  # fmt: skip
 
 
+def _longest(max_seqlens: Any) -> tuple[int, int]:
+    try:
+        longest_q, longest_kv = max_seqlens
+        return operator.index(longest_q), operator.index(longest_kv)
+    except TypeError:
+        words = "a pair of integers (longest of q, longest of kv) that are known when a call is traced"
+        raise TypeError(f"attention: max_seqlens: found {max_seqlens!r}; expected {words}") from None
+
+
 def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, int], options: Options, arguments: dict[str, Any]) -> Any:
     """(what to do, the arrays of its parameters, their names)."""
     if not isinstance(options, Options):
@@ -451,8 +483,8 @@ def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, i
     description = describe(score_mod, mask, tracer=JaxTracer.like(q.dtype), **{**arguments, "scale": scale if traced is None else 1.0})
     if traced is not None:
         description = _scaled(description, traced, arguments)
-    params = tuple(jnp.asarray(array) for array in description.arrays)
-    what = _What(_Described(description), max_seqlens, options, _on_cuda(q))
+    params = tuple(map(owned, description.arrays))
+    what = _What(_Described(description), _longest(max_seqlens), options, _on_cuda(q))
     return what, params, [param.name for param in description.params]
 
 
@@ -585,6 +617,9 @@ def dot_product_attention(
     Returns the output; with return_residual also lse without gradient, [batch, seqlen_q, heads_q] in query's dtype. A query that sees no key gives
     zeros, as with cuDNN; XLA's implementation gives the mean of all values.
     """
+    for name, flag in (("is_causal", is_causal), ("return_residual", return_residual)):
+        if isinstance(flag, jax.core.Tracer):
+            raise TypeError(f"dot_product_attention: {name}: found a value that JAX traces; expected True or False: static_argnames={name!r}")
     query, key, value = (_array(x, name) for name, x in (("query", query), ("key", key), ("value", value)))
     if not (implementation is None or implementation in ("xla", "cudnn")):
         raise ValueError(f"dot_product_attention: implementation: found {implementation!r}; expected None, 'xla' or 'cudnn', of which none changes anything")
@@ -597,9 +632,9 @@ def dot_product_attention(
     params: dict[str, Any] = {}
     score_mod, masks = None, []
     if bias is not None:
-        score_mod = "score + " + _read("bias", jnp.asarray(bias), full, params)
+        score_mod = "score + " + _read("bias", owned(bias), full, params)
     if mask is not None:
-        mask = jnp.asarray(mask)
+        mask = owned(mask)
         if mask.dtype != jnp.bool_:
             raise ValueError(f"dot_product_attention: mask: dtype {mask.dtype}; expected bool (True = keep); numbers to add are a bias")
         masks.append(_read("mask", mask, full, params))
@@ -613,7 +648,7 @@ def dot_product_attention(
         masks.append(f"kv_idx >= q_idx - {int(left)} and kv_idx <= q_idx + {int(right)}")
     for name, lengths, symbol in (("query_seq_lengths", query_seq_lengths, "q_idx"), ("key_value_seq_lengths", key_value_seq_lengths, "kv_idx")):
         if lengths is not None:
-            lengths = jnp.asarray(lengths)
+            lengths = owned(lengths)
             if lengths.shape != (batch,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
                 raise ValueError(f"dot_product_attention: {name}: {lengths.dtype}{list(lengths.shape)}; expected integers [{batch}]")
             if jnp.issubdtype(lengths.dtype, jnp.unsignedinteger):  # which scores do not read; longer ones leave nothing out

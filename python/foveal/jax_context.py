@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import re
 from typing import Any
 
@@ -20,7 +21,7 @@ from . import _core
 from .argument_errors import public
 from .describe import Description, Options, describe
 from .jax_trace import JaxTracer
-from .signatures import Mask, ScoreMod, Settings, check_names
+from .signatures import Mask, ScoreMod, Settings, check_flags, check_names
 
 _DEALS = {"contiguous": 1, "zigzag": 2}  # stretches of tokens that a device holds
 _FIRST, _FIRST_KEY = "q_first_", "kv_first_"  # parameters: the token of row 0 and of column 0
@@ -44,6 +45,7 @@ def context_order(seqlen: int, ranks: int, deal: str = "zigzag", pad: bool = Fal
 
     Raises ValueError for other lengths without pad."""
     stretches = _stretches("context_order", deal)
+    seqlen, ranks = (_index("context_order", argument, value) for argument, value in (("seqlen", seqlen), ("ranks", ranks)))
     if ranks < 1 or seqlen < 1 or (seqlen % (ranks * stretches) != 0 and not pad):
         raise ValueError(
             f"context_order: seqlen: {seqlen} for {ranks} ranks; expected a multiple of {stretches} x ranks for deal {deal!r}, or pad=True and"
@@ -57,7 +59,11 @@ def context_order(seqlen: int, ranks: int, deal: str = "zigzag", pad: bool = Fal
 
 def context_places(seqlen: int, ranks: int, deal: str = "zigzag") -> Tokens:
     """Where context_order(pad=True) puts each token, int64 [seqlen]: x[:, context_places(...)] puts results of the devices back in token order."""
-    padded = -(-seqlen // (ranks * _stretches("context_places", deal))) * ranks * _stretches("context_places", deal)
+    stretches = _stretches("context_places", deal)
+    seqlen, ranks = (_index("context_places", argument, value) for argument, value in (("seqlen", seqlen), ("ranks", ranks)))
+    if ranks < 1 or seqlen < 1:
+        raise ValueError(f"context_places: seqlen: {seqlen} for {ranks} ranks; expected both to be 1 or more")
+    padded = -(-seqlen // (ranks * stretches)) * ranks * stretches
     return np.argsort(context_order(padded, ranks, deal))[:seqlen]
 
 
@@ -116,6 +122,7 @@ def context_attention(
     for refused, instead in _REFUSED.items():
         if arguments.get(refused) is not None:
             raise NotImplementedError(f"{name}: {refused}: {instead}")
+    check_flags(name, return_lse=return_lse)
     settings: dict[str, Any] = {key: value for key, value in arguments.items() if key not in _REFUSED}
     check_names(name, settings, (*Settings.__annotations__, "seed", "offset", "rng_state"))
     seed, offset, rng_state = settings.pop("seed", None), settings.pop("offset", 0), settings.pop("rng_state", None)
@@ -125,6 +132,7 @@ def context_attention(
             raise ValueError(f"{name}: {role}: rank {x.ndim}; expected [batch, rows, heads, head_dim]")
     stretches, ranks = _stretches(name, deal), _axis_size(name, axis_name)
     rows, rows_kv = _rows(name, q.shape[1], deal), _rows(name, k.shape[1], deal)
+    described = describe(score_mod, mask, tracer=JaxTracer.like(q.dtype), **{**settings, "scale": 1.0})
     whole = _Whole(
         _length(name, "seqlen", seqlen, q.shape[1] * ranks),
         _length(name, "seqlen_kv", seqlen if seqlen_kv is None and k.shape[1] == q.shape[1] else seqlen_kv, k.shape[1] * ranks),
@@ -132,7 +140,6 @@ def context_attention(
         int(settings.get("q_offset", 0)),
         int(settings.get("kv_offset", 0)),
     )
-    described = describe(score_mod, mask, tracer=JaxTracer.like(q.dtype), **{**settings, "scale": 1.0})
     params = {param.name: array for param, array in zip(described.params, described.arrays)}
     for taken in (_FIRST, _FIRST_KEY):
         if taken in params:
@@ -232,9 +239,18 @@ class _Whole:
 def _length(name: str, argument: str, given: int | None, rows: int) -> int:
     if given is None:
         return rows
+    given = _index(name, argument, given)
     if not 1 <= given <= rows:
         raise ValueError(f"{name}: {argument}: {given}; expected 1 to {rows}, the rows of all devices")
-    return int(given)
+    return given
+
+
+def _index(name: str, argument: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        traced = ", which JAX traces" if isinstance(value, jax.core.Tracer) else ""
+        raise TypeError(f"{name}: {argument}: found {type(value).__name__} {value!r}{traced}; expected an integer") from None
 
 
 def _of_neighbours(x: jax.Array, axis_name: str, ranks: int, steps: range) -> jax.Array:
@@ -265,7 +281,7 @@ def _first(stretch: int, axis_name: str, ranks: int, stretches: int) -> jax.Arra
 
 
 def _stretches(name: str, deal: str) -> int:
-    if deal not in _DEALS:
+    if not isinstance(deal, str) or deal not in _DEALS:
         raise ValueError(f"{name}: deal: {deal!r}; expected {' or '.join(map(repr, _DEALS))}")
     return _DEALS[deal]
 

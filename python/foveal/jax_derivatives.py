@@ -154,26 +154,61 @@ def of_backward(described: Description, roles: Sequence[str], wanted: Sequence[A
     tangent. out and lse follow from the others, and their tangents with them."""
     passive = [i for i, role in enumerate(roles) if role in ("out", "lse")]
     varied = [i for i, t in enumerate(tangents) if t is not None and i not in passive]
-    first = len(roles)
-    places = [roles.index(key[1:]) if isinstance(key, str) else first + key for key in wanted]
 
     def gradients(*chosen: Any) -> list[Any]:
-        values = list(operands)
-        for i, x in zip(varied, chosen):
-            values[i] = x
-        given = dict(zip(roles, values))
-
-        def forward(*primals: Any) -> tuple[Any, Any]:
-            for i, x in zip(places, primals):
-                values[i] = x
-            return attend(described, dict(zip(roles, values)), values[first:])
-
-        (_, lse), pull = jax.vjp(forward, *[values[i] for i in places])
-        found = pull((given["dout"], given.get("dlse", jnp.zeros_like(lse))))
-        return [x.astype(_wide(operands[i]) if i >= first else x.dtype) for i, x in zip(places, found)]
+        return _gradients(described, roles, wanted, _with(operands, varied, chosen))
 
     result: list[Any] = jax.jvp(gradients, tuple([operands[i] for i in varied]), tuple([tangents[i] for i in varied]))[1]
     return result
+
+
+def _with(operands: Sequence[Any], at: Sequence[int], chosen: Sequence[Any]) -> list[Any]:
+    values = list(operands)
+    for i, x in zip(at, chosen):
+        values[i] = x
+    return values
+
+
+def _gradients(described: Description, roles: Sequence[str], wanted: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """The results of a backward pass, from all its operands but out and lse."""
+    first = len(roles)
+    places = [roles.index(key[1:]) if isinstance(key, str) else first + key for key in wanted]
+    given = dict(zip(roles, operands))
+
+    def forward(*primals: Any) -> tuple[Any, Any]:
+        values = _with(operands, places, primals)
+        return attend(described, dict(zip(roles, values)), values[first:])
+
+    (_, lse), pull = jax.vjp(forward, *[operands[i] for i in places])
+    found = pull((given["dout"], given.get("dlse", jnp.zeros_like(lse))))
+    return [x.astype(_wide(operands[i]) if i >= first else x.dtype) for i, x in zip(places, found)]
+
+
+_LINEAR = ("v", "dout", "dlse")  # in v a forward pass is linear, in the others a backward pass
+
+
+def of_transpose(
+    described: Description, roles: Sequence[str], wanted: Sequence[Any] | None, operands: Sequence[Any], cotangents: Sequence[Any]
+) -> list[Any]:
+    """Cotangents of the operands that are undefined, from those of the results. wanted: of a backward pass, its results; None: a forward pass."""
+    at = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    names = [roles[i] if i < len(roles) else described.params[i - len(roles)].name for i in at]
+    linear = _LINEAR[:1] if wanted is None else _LINEAR[1:]
+    for name in names:
+        if name not in linear:
+            raise NotImplementedError(f"attention: {name}: found a jax.linear_transpose of it; expected one of {' or '.join(linear)}, in which alone a pass is linear")
+
+    def results(*chosen: Any) -> list[Any]:
+        values = _with(operands, at, chosen)
+        if wanted is not None:
+            return _gradients(described, roles, wanted, values)
+        return [attend(described, dict(zip(roles, values)), values[len(roles) :])[0]]
+
+    # A vjp of a linear function is its transpose wherever it is taken; zeros differ between devices as what they stand for does.
+    zeros = [ad.instantiate_zeros(ad.Zero(operands[i].aval)) for i in at]
+    found, pull = jax.vjp(results, *zeros)
+    given = [jnp.zeros_like(x) if type(ct) is ad.Zero else ct for ct, x in zip(cotangents, found)]
+    return list(_with([None] * len(operands), at, pull(given)))
 
 
 def _wide(x: Any) -> Any:

@@ -17,7 +17,7 @@ from .evaluation import MaterializedWarning, Symbols
 
 
 def _integers() -> Any:
-    """JAX's own integers: of 64 bits where it has them."""
+    """Of 64 bits, as in foveal's kernels: attend() runs where JAX has them."""
     return jnp.result_type(int)
 
 
@@ -104,10 +104,15 @@ Evaluation.comparisons = {"Eq": jnp.equal, "NotEq": jnp.not_equal, "Lt": jnp.les
 
 def attend(described: Description, given: Mapping[str, jax.Array], params: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """(out, lse) of a forward pass, whose arrays are given by role. Computes in float64 for float64 arrays, else in float32."""
+    with jax.enable_x64(True):
+        return _attend(described, given, params)
+
+
+def _attend(described: Description, given: Mapping[str, jax.Array], params: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     logging.route.debug("a derivative beyond the first, or in forward mode, of %s: by JAX's operations, with all scores in memory", given["q"].shape)
     warnings.warn(
         "foveal: a derivative beyond the first, or in forward mode: computed from all seqlen_q x seqlen_kv scores in memory", MaterializedWarning,
-        stacklevel=2,
+        stacklevel=3,
     )  # fmt: skip
     attention, named = described.attention, dict(zip([param.name for param in described.params], params))
     dtype = jnp.float64 if given["q"].dtype == jnp.float64 else jnp.float32
@@ -127,7 +132,8 @@ def attend(described: Description, given: Mapping[str, jax.Array], params: Seque
         fixed = {name: jax.lax.stop_gradient(array) for name, array in named.items()}
         keep = keep & Evaluation(repr(attention.mask), symbols, fixed, dtype).result()
     if attention.score_mod is not None:
-        scores = Evaluation(repr(attention.score_mod), {**symbols, "score": scores}, named, dtype, keep).result()
+        changed = Evaluation(repr(attention.score_mod), {**symbols, "score": scores}, named, dtype, keep).result()
+        scores = jnp.broadcast_to(changed, scores.shape)
     scores = jnp.where(keep, scores, -jnp.inf)
 
     highest = jax.lax.stop_gradient(scores).max(-1, keepdims=True)

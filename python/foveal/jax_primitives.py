@@ -12,6 +12,7 @@ import itertools
 import math
 import operator
 import pathlib
+import sys
 from typing import Any, Callable, Sequence
 
 import jax
@@ -23,7 +24,8 @@ from . import _core, formulas
 from ._core import Expr
 from .captures import Along, At, Capture, of_part
 from .framework_calls import Call, Meaning, binary, over_dims, unary
-from .jax_table import sinc_at_zero, xlogx
+from .jax_arrays import owned
+from .jax_table import round_half_away, sinc_at_zero, xlogx
 from .symbols import Symbols
 
 MAX_STEPS = 64  # of a loop that is unrolled
@@ -68,7 +70,7 @@ class _Reader:
         self.origins: dict[int, tuple[str, Any, Any, Any]] = {}  # of symbols: the primitive, its two operands, the symbols themselves
 
     def jaxpr(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-        known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*map(jnp.asarray, consts), *arguments)))
+        known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*map(owned, consts), *arguments)))
 
         def value(atom: Any) -> Any:
             return atom.val if hasattr(atom, "val") else known[atom]
@@ -132,8 +134,8 @@ class _Reader:
             return over_dims(call, _REDUCTIONS[name], call.args[0], params["axes"])
         if name == "integer_pow":
             return self.table["integer_pow"](Call(call.tracer, name, call.func, (*call.args, params["y"]), {}, call.result))
-        if name == "round" and int(params["rounding_method"]) == 1:
-            return self.table["rint"](call)
+        if name == "round":
+            return (self.table["rint"] if int(params["rounding_method"]) == 1 else unary(round_half_away))(call)
         if name in ("lt_to", "le_to"):
             reals = any([jnp.issubdtype(value.dtype, jnp.floating) for value in call.args])
             return _ORDERED[name](call) if reals else self.table[name[:2]](call)
@@ -146,7 +148,7 @@ class _Reader:
         """A function with a rule for its derivative: one of JAX's whose meaning has the same."""
         source = params["call_jaxpr"].jaxpr.debug_info
         name = source.func_name
-        if _OWN not in (source.func_src_info or ""):
+        if not _is_jax_own(source, params["jvp_jaxpr_fun"].debug_info):
             raise OwnRule(f"{name}: a jax.custom_jvp inside a score or mask; its rule would be ignored: write it in place")
         if name in _FOLLOWED:
             return self.closed(params["call_jaxpr"], values)
@@ -160,7 +162,7 @@ class _Reader:
 
     def cond(self, branches: Sequence[Any], which: Any, values: Sequence[Any], looks: Sequence[Any]) -> list[Any]:
         if not _depends(which):
-            which = self.tracer.capture(jnp.asarray(which))
+            which = self.tracer.capture(owned(which))
         if isinstance(which, Capture):
             which = which._read()
         origin = self.origins.get(id(which), ("", None, None, None))
@@ -199,6 +201,19 @@ class _Reader:
             return value[at]
         inner = math.prod(value._shape[1:])
         return self.tracer.symbol(value._items[at * inner : (at + 1) * inner], value._shape[1:], value._dtype)
+
+
+def _is_jax_own(source: Any, rule: Any) -> bool:
+    """Whether JAX made the function and its rule; not the user, of one of JAX's functions. source, rule: what JAX knows of where they were written."""
+    name, _, place = (source.func_src_info or "").partition(" at ")
+    path = pathlib.PurePath(place.rpartition(":")[0]).with_suffix("")
+    if not path.is_relative_to(_OWN) or _OWN not in (rule.func_src_info or ""):
+        return False
+    module = sys.modules.get(".".join(("jax", *path.relative_to(_OWN).parts)))
+    made = getattr(module, name, None)
+    while made is not None and not isinstance(made, jax.custom_jvp):
+        made = getattr(made, "__wrapped__", None)
+    return made is not None
 
 
 def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
@@ -277,7 +292,7 @@ def _dynamic_slice(call: Call, params: dict[str, Any]) -> Any:
     first = [call.symbol(start)._items[0] for start in starts]
     sizes = params["slice_sizes"]
     if not isinstance(operand, Symbols) and all([size in (1, extent) for size, extent in zip(sizes, operand.shape)]):
-        return _rows(operand if isinstance(operand, Capture) else call.tracer.capture(jnp.asarray(operand)), first, sizes)
+        return _rows(operand if isinstance(operand, Capture) else call.tracer.capture(owned(operand)), first, sizes)
     first = [formulas.clamped(start, 0, extent - size) for start, extent, size in zip(first, operand.shape, sizes)]
     element = _elements(call, operand)
     return call.made([element(list(map(operator.add, first, place))) for place in itertools.product(*map(range, sizes))], call.result)
@@ -302,7 +317,7 @@ def _rows(capture: Capture, first: list[Any], sizes: Sequence[int]) -> Capture:
 def _elements(call: Call, operand: Any) -> Callable[[list[Any]], Any]:
     """Reads an element of an array, or chooses one of expressions."""
     if not _depends(operand):
-        array = jnp.asarray(operand)
+        array = owned(operand)
         return lambda index: call.tracer.element(array, [_core.constant(i) for i in index])
     symbol = call.symbol(operand)
     if len(symbol._items) > MAX_CHOICES:

@@ -6,7 +6,9 @@ import math
 import operator
 from typing import Any, Callable
 
+import jax
 import jax.numpy as jnp
+import jax.scipy.special
 import numpy as np
 
 from . import _core, formulas, special
@@ -119,6 +121,21 @@ def _floor_divide(call: Call) -> Any:
 
 def _clip(arr: Any, min: Any = None, max: Any = None, *, a_min: Any = None, a_max: Any = None) -> Any:
     return formulas.clipped(arr, a_min if min is None else min, a_max if max is None else max)
+
+
+def round_half_away(x: Any) -> Any:
+    whole = formulas.trunc(x)
+    return _core.where(_core.abs(x - whole) >= 0.5, whole + formulas.sign(x), whole)
+
+
+@signature_of
+def _LAX_ROUND(x: Any, rounding_method: Any = 0) -> None: ...  # noqa: N802
+
+
+def _lax_round(call: Call) -> Any:
+    value, method = call.bind(_LAX_ROUND).values()
+    to_whole = formulas.round_half_even if int(method) == int(jax.lax.RoundingMethod.TO_NEAREST_EVEN) else round_half_away
+    return call.made([to_whole(item) for item in call.symbol(value)._items], call.result)
 
 
 @signature_of
@@ -275,6 +292,7 @@ TABLE: dict[str, Meaning] = {
     "lax.min": binary(_core.minimum),
     "lax.div": binary(_or_by_zero(lambda x, y: formulas.true_divide(x, y) if formulas.is_real(_core.constant(x) + y) else formulas.trunc_divide(x, y), lambda x: -1)),
     "lax.rem": binary(_or_by_zero(formulas.fmod, lambda x: x)),
+    "lax.round": _lax_round,
     "lax.select": elementwise(lambda pred, on_true, on_false: _core.where(pred, on_true, on_false), 3),
     "lax.clamp": elementwise(_clamp, 3),
     "stop_gradient": stopped,
@@ -295,3 +313,24 @@ TABLE: dict[str, Meaning] = {
         _layout,
     ),
 }
+
+
+def _names() -> dict[int, tuple[Any, str]]:
+    found = {}
+    for module in (jnp, jnp.linalg, jax.nn, jax.scipy.special, jax.lax):
+        for at, value in vars(module).items():
+            if callable(value):
+                names = [name for name in (at, getattr(value, "__name__", at)) if not name.startswith("_")]
+                known = [key for name in names for key in ([f"lax.{name}", name] if module is jax.lax else [name]) if key in TABLE]
+                if known:
+                    found[id(value)] = value, known[0]
+    return found
+
+
+_NAMES = _names()
+
+
+def name_of(func: Any) -> str | None:
+    """A function's in the table. By what it is: jax.grad(jnp.tanh) and other wrappers have the name and the module of what they wrap."""
+    value, name = _NAMES.get(id(func), (None, None))
+    return name if value is func else None

@@ -21,7 +21,8 @@ from . import _core, jax_primitives, numpy_on_symbols, refusals
 from ._core import Expr, Type
 from .captures import Capture
 from .framework_calls import Call, CallTracer
-from .jax_table import TABLE
+from .jax_arrays import owned
+from .jax_table import TABLE, name_of
 from .symbols import Symbols
 
 _NARROW = {"uint8": (0, 256), "uint16": (0, 65536), "uint32": (0, 2**32), "int8": (128, 256), "int16": (32768, 65536)}
@@ -147,10 +148,15 @@ def _call(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kwar
         raise refusals.refused(error)
 
 
+def _unknown(name: str) -> NotImplementedError:
+    what = f"a function of the name {name} that is not jax's own" if name in TABLE else f"jax's {name}"
+    return NotImplementedError(f"{what} is not part of the score language; use the functions of foveal (where, clamp, exp, tanh, ...)")
+
+
 def _called(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     meaning = TABLE.get(name)
     if meaning is None:
-        raise NotImplementedError(f"jax's {name} is not part of the score language; use the functions of foveal (where, clamp, exp, tanh, ...)")
+        raise _unknown(name)
     args = tuple(tracer.seen(value) for value in args)
     kwargs = {key: tracer.seen(value) for key, value in kwargs.items()}
     return meaning(Call(tracer, name, func, args, kwargs, _look_of_result(tracer, name, func, args, kwargs)))
@@ -182,10 +188,10 @@ class _Function:
         if not any(map(_depends, values)):
             concrete = self._func(*map(_concrete, args), **{key: _concrete(value) for key, value in kwargs.items()})
             return Capture(self._tracer, concrete) if isinstance(concrete, (jax.Array, jax.core.Tracer)) else concrete
-        name = self._func.__name__
-        lax = "lax." + name
-        in_lax = (self._func.__module__ or "").startswith(("jax._src.lax", "jax.lax")) and lax in TABLE
-        return _call(self._tracer, lax if in_lax else name, self._func, args, kwargs)
+        name = name_of(self._func)
+        if name is None:
+            raise refusals.refused(_unknown(self._func.__name__))
+        return _call(self._tracer, name, self._func, args, kwargs)
 
 
 def _depends(value: Any) -> bool:
@@ -209,7 +215,8 @@ def _concrete(value: Any) -> Any:
         return type(value)(map(_concrete, value))
     if isinstance(value, _Function):
         return value._func
-    return value._value() if isinstance(value, Capture) else value
+    value = value._value() if isinstance(value, Capture) else value
+    return owned(value) if isinstance(value, np.ndarray) else value
 
 
 @dataclass
@@ -310,6 +317,9 @@ class JaxTracer(CallTracer):
                 raise
             except Exception as unread:
                 if f"{__name__}.Symbol" in str(refused):  # JAX's own words of what it does not know, such as jax.jit's
+                    if isinstance(unread, jax.errors.TracerArrayConversionError):
+                        hint = "an array of NumPy's meets what JAX traces, as it traces functions that symbols cannot follow; expected jnp.asarray(x)"
+                        raise TypeError(hint) from unread
                     raise
                 if isinstance(unread, jax.errors.NonConcreteBooleanIndexError):
                     hint = "JAX has no values of booleans that a function computes while it is traced; expected some of NumPy's, or made outside of it"

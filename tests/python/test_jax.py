@@ -287,6 +287,25 @@ for wrap in (lambda f: f, jax.jit):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
 
 
+def test_arrays_of_numpy_may_change_after_the_call():
+    """They count as they were: JAX reads what it was given later, when it computes or compiles."""
+    arrays = {name: np.random.default_rng(i).normal(size=(1, 16, 1, 8)).astype(np.float32) for i, name in enumerate("qkv")}
+    bias, lengths = np.random.default_rng(4).normal(size=(16, 16)).astype(np.float32), np.array([7], np.int32)
+
+    def attend(one):
+        score = lambda s, b, h, i, j: s * one + bias[i, j] + jnp.tanh(bias)[j, i]  # noqa: E731
+        out = foveal.jax.attention(*arrays.values(), score, lambda b, h, i, j: j < lengths[b], dropout_p=0.1, rng_state=state)
+        return out, foveal.jax.dot_product_attention(*arrays.values(), bias[None, None], bias[None, None] > 0, key_value_seq_lengths=lengths)
+
+    state = np.array([1, 0, 0, 0], np.uint32)
+    expected = jax.tree.map(np.array, attend(1.0))
+    traced = jax.jit(attend).trace(1.0)
+    for array in (*arrays.values(), bias, lengths, state):
+        array[...] = 3
+    for found, wanted in zip(traced.lower().compile()(1.0), expected):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_export_to_another_process(tmp_path):
     import subprocess
     import sys

@@ -90,6 +90,23 @@ def test_features_are_those_of_one_device(feature, ranks, deal):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * float(jnp.abs(expected).max()))
 
 
+@pytest.mark.parametrize("deal", ["zigzag", "contiguous"])
+@pytest.mark.filterwarnings("ignore::foveal.MaterializedWarning")
+def test_other_derivatives_are_those_of_one_device(deal):
+    tensors = [normal(i, 1, 16, 2, 8) for i in range(3)] + [normal(3, 2, 32)]
+
+    def attend(q, k, v, t, door=foveal.jax.context_attention, **how):
+        return door(q, k, v, lambda s, b, h, i, j: s + t[h, i - j + 16], foveal.causal(), **how)
+
+    def both(f):
+        loss = lambda *x: (f(*x) ** 2).sum()  # noqa: E731
+        return jax.jit(lambda *x: (jax.jvp(f, x, x)[1], jax.jvp(jax.grad(loss, (0, 1, 2, 3)), x, x)[1]))(*tensors)
+
+    alone = both(functools.partial(attend, door=foveal.jax.attention))
+    for found, expected in zip(jax.tree.leaves(both(sharded(attend, 2, deal, 1))), jax.tree.leaves(alone)):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_lse_cross_attention_types_and_captured_tensors():
     def both(q, k, v, **how):
         return foveal.jax.context_attention(q, k, v, mask="kv_idx <= q_idx + (seqlen_kv - seqlen_q)", return_lse=True, **how)
@@ -211,6 +228,13 @@ def test_refusals():
         (lambda: inside(params={"q_first_": q}, mask="q_first_[0, 0, 0, 0] > 0"), ValueError, "params: q_first_"),
         (lambda: foveal.jax.context_order(10, 4), ValueError, "seqlen: 10 for 4 ranks"),
         (lambda: inside(seqlen=49), ValueError, "seqlen: 49; expected 1 to 48"),
+        (lambda: inside(seqlen=12.5), TypeError, "foveal.jax.context_attention: seqlen: found float 12.5; expected an integer"),
+        (lambda: jax.jit(lambda n: inside(seqlen=n))(12), TypeError, "which JAX traces; expected an integer"),
+        (lambda: inside(q_offset="x"), TypeError, "q_offset: found str 'x'; expected an integer"),
+        (lambda: inside(deal=[]), ValueError, "deal: []; expected 'contiguous' or 'zigzag'"),
+        (lambda: inside(return_lse="x"), TypeError, "return_lse: found str 'x'; expected True or False"),
+        (lambda: foveal.jax.context_order("x", 2), TypeError, "context_order: seqlen: found str 'x'; expected an integer"),
+        (lambda: foveal.jax.context_places(8, 0), ValueError, "context_places: seqlen: 8 for 0 ranks; expected both to be 1 or more"),
         (lambda: inside(seqlen_kv=0), ValueError, "seqlen_kv: 0; expected 1 to 48"),
     ]:
         with pytest.raises(error, match=".*") as found:

@@ -48,6 +48,8 @@ CASES = {
     "a bias": (lambda q, k, v, bias: foveal.jax.attention(q, k, v, lambda s, b, h, i, j: s * bias[h, 0] + bias[h, i - j + 4]), (*qkv(), normal(3, 2, 9))),
     "a scale": (lambda q, k, v, scale: foveal.jax.attention(q, k, v, "max(score, 0.0) - abs(score)", scale=scale), (*qkv(), np.float64(0.6))),
     "a branch": (lambda q, k, v, slope: foveal.jax.attention(q, k, v, lambda *x: near_zero_distance(*x, slope)), (*qkv(), normal(3, 2))),
+    "a clamp": (lambda q, k, v: foveal.jax.attention(q, k, v, lambda s, b, h, i, j: jnp.clip(s, -0.7, 0.9), "clamp(q_idx - kv_idx, 0, 2) < 2"), qkv()),
+    "no score": (lambda q, k, v, bias: foveal.jax.attention(q, k, v, lambda s, b, h, i, j: bias[h, j]), (*qkv(), normal(3, 2, 5))),
     "a stop": (lambda q, k, v: foveal.jax.attention(q, k, v, lambda s, b, h, i, j: s * 0.5 + jnp.tanh(s)), qkv()),
     "dropout": (lambda q, k, v: foveal.jax.attention(q, k, v, dropout_p=0.4, seed=2**40 + 3, offset=2**33 + 1), qkv(n=9)),
     "packed": (
@@ -124,6 +126,36 @@ def test_transformations(name):
     found, expected = (wrap(TRANSFORMED[name](fn))(*arguments) for fn in (ours, plain))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_integers_without_64_bits_in_jax():
+    """Scores have integers of 64 bits in every mode."""
+    q, k, v = (jnp.asarray(x, jnp.float32) for x in qkv())
+    far = jnp.array([0, 1, 2**31, 3_000_000_000, 2**32 - 1], jnp.uint32)
+    scores = ["score * to_real(kv_idx * 3000000000 % 7)", lambda s, b, h, i, j: s * (far[j] % 5), lambda s, b, h, i, j: s * jnp.searchsorted(jnp.array([0, 2, 3]), j)]
+    with jax.enable_x64(False):
+        for score_mod in scores:
+            attend = lambda q, score_mod=score_mod: foveal.jax.attention(q, k, v, score_mod)  # noqa: E731
+            slope = jax.jvp(attend, (q,), (k,))[1]
+            assert slope.dtype == jnp.float32
+            np.testing.assert_allclose((slope * v).sum(), (jax.grad(lambda q, attend=attend: (attend(q) * v).sum())(q) * k).sum(), rtol=1e-4)
+            gradient = jax.grad(squared(attend))
+            np.testing.assert_allclose(jax.vjp(gradient, q)[1](k)[0], jax.jvp(gradient, (q,), (k,))[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_linear_transpose(name):
+    """Of a forward pass in v, and of a backward pass in what comes from behind."""
+    q, k, v = map(jnp.asarray, qkv())
+
+    def of(fn):
+        if name == "forward":
+            return jax.linear_transpose(lambda v: fn(q, k, v), v)(q)
+        return jax.linear_transpose(jax.vjp(fn, q, k, v)[1], q)((k, v, q))
+
+    for way in (lambda fn: of(fn), jax.jit(of, static_argnums=0)):
+        for a, b in zip(way(ours), way(plain), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

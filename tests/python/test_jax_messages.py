@@ -30,10 +30,10 @@ class Stranger:
         raise AssertionError
 
 
-def exported(function):
+def exported(function, **how):
     shape = jax.export.symbolic_shape("n, 5, 2, 8")
     allowed = [jax.export.DisabledSafetyCheck.custom_call("foveal_call")]
-    jax.export.export(jax.jit(function), disabled_checks=allowed)(jax.ShapeDtypeStruct(shape, jnp.float32))
+    jax.export.export(jax.jit(function), disabled_checks=allowed, **how)(jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
 attention, door, backward = foveal.jax.attention, foveal.jax.dot_product_attention, foveal.jax.backward
@@ -66,6 +66,9 @@ WRONG = {
     "a traced dropout_p": (lambda: jax.jit(lambda p: attention(q, k, v, dropout_p=p, seed=1))(0.1), "foveal.jax.attention: dropout_p: found jax array.*traced"),
     "a traced window": (lambda: jax.jit(lambda w: attention(q, k, v, mask=foveal.window(w)))(3), r"window: w: found an array of int32\[\]; expected an integer; a mask of"),
     "a window as text": (lambda: foveal.window("3"), "window: w: found str '3'; expected an integer"),
+    "a traced length": (lambda: jax.jit(lambda n: attention(q[0], k[0], v[0], cu_seqlens=(CU, CU), max_seqlens=(n, n)))(5),
+                        "foveal.jax.attention: max_seqlens: found .*expected a pair of integers .* known when a call is traced"),
+    "a state of dropout as text": (lambda: attention(q, k, v, dropout_p=0.1, rng_state="x"), "foveal.jax.attention: rng_state: found str 'x'; expected an array"),
     "a real seed": (lambda: attention(q, k, v, dropout_p=0.1, seed=1.5), "foveal.jax.attention: seed: found .*1.5"),
     "params": (lambda: attention(q, k, v, "score + b[q_idx]", params=[1]), "foveal.jax.attention: params: found list; expected a dict"),
     "a number as parameter": (lambda: attention(q, k, v, "score + b[q_idx]", params={"b": 1.0}), "params.*found float"),
@@ -77,6 +80,11 @@ WRONG = {
                             r"foveal.jax.attention: x: shape \(n, 5, 2, 8\); expected known sizes"),
     "a captured array's sizes": (lambda: exported(lambda x: attention(q, k, v, lambda s, b, h, i, j: s + x[0, i, 0, 0])),
                                  r"foveal.jax.attention: a captured array: shape \(n, 5, 2, 8\); expected known sizes"),
+    "a vmap whose size is not known": (lambda: exported(lambda x: jax.vmap(lambda q: attention(q[None], k, v))(x)),
+                                       "foveal.jax.attention: a vmap of n examples; expected a known number"),
+    "a program for other devices": (lambda: exported(lambda x: attention(q, k, v), platforms=["cpu", "tpu"]), "attention: a program for tpu; found the call planned for c"),
+    "a transpose in q": (lambda: jax.linear_transpose(lambda q: attention(q, k, v), q)(q), "attention: q: found a jax.linear_transpose of it; expected one of v"),
+    "a transpose in a parameter": (lambda: jax.linear_transpose(lambda b: attention(q, k, v, "score + b[q_idx]", params={"b": b}), TABLE)(q), "attention: b: found a jax"),
     "NumPy beside what is traced": (lambda: jax.jit(lambda k: foveal.attention(np.asarray(q), k, k))(k), r"foveal.attention: k: a value that JAX traces.*jnp.asarray\(q\)"),
     "an explanation within jit": (lambda: jax.jit(lambda q: foveal.explain(q, q, q))(q), "foveal.explain: q: a value that JAX traces, which has no memory yet"),
     "a check within jit": (lambda: jax.jit(lambda q: foveal.check(q, q, q))(q), "foveal.(check|plan): q: a value that JAX traces, which has no memory yet"),
@@ -85,6 +93,8 @@ WRONG = {
     "the door's keyword": (lambda: door(q, k, v, is_causl=True), "foveal.jax.dot_product_attention: is_causl: .*expected is_causal"),
     "the door's query": (lambda: door("x", k, v), "foveal.jax.dot_product_attention: query: found str; expected a JAX array"),
     "the door's value": (lambda: door(q, k, v.astype(int)), "foveal.jax.dot_product_attention: value: dtype int32; expected float64"),
+    "the door's traced flag": (lambda: jax.jit(lambda flag: door(q, k, v, is_causal=flag))(True),
+                               "foveal.jax.dot_product_attention: is_causal: found a value that JAX traces; expected True or False: static_argnames"),
     "the door's window": (lambda: door(q, k, v, local_window_size="x"), "foveal.jax.dot_product_attention: local_window_size: found 'x'; expected"),
     "keys elsewhere": (lambda: attention(there(q, 0), there(k, 1), there(v, 1)), "foveal.jax.attention: k: on .*; expected all on the same devices .jax.device_put"),
     "keys elsewhere in a gradient": (lambda: jax.grad(lambda q: attention(q, there(k, 1), v).sum())(there(q, 0)), "foveal.jax.attention: k: on .*others on .*0"),
@@ -117,6 +127,12 @@ def test_one_array_of_lengths_for_queries_and_keys():
 def test_lengths_without_a_sign(dtype):
     found = door(q, k, v, key_value_seq_lengths=jnp.array([3], dtype))
     np.testing.assert_array_equal(found, door(q, k, v, key_value_seq_lengths=jnp.array([3])))
+
+
+def test_lengths_of_numpy():
+    """Their text is not that of Python's integers."""
+    find = lambda *longest: attention(q[0], k[0], v[0], cu_seqlens=(CU, CU), max_seqlens=longest)  # noqa: E731
+    np.testing.assert_array_equal(find(np.int64(5), np.int32(5)), find(5, 5))
 
 
 class Holder:

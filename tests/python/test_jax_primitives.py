@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 from test_jax_functions import LEN, compare, doubles, ours, real, theirs  # noqa: F401
 
+import foveal
 import foveal.jax
 
 B, R, T = real(LEN, LEN), real(LEN), real(2, LEN, LEN)
@@ -57,7 +58,29 @@ def own_backward_rule(x):
 
 own_backward_rule.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
 
+# Functions made of JAX's, which have the name and the module of these.
+slope, curve, of_rows = jax.grad(jnp.tanh), jax.hessian(jnp.sin), jax.vmap(jnp.max)
+ruled, ruled_by_argument = jax.custom_jvp(jnp.sin), jax.custom_jvp(jnp.sin)
+ruled.defjvp(lambda x, t: (jnp.sin(*x), 7.0 * t[0]))
+ruled_by_argument.defjvps(lambda t, out, x: 7.0 * t)
+
+
+@functools.wraps(jnp.tanh)
+def doubled(x):
+    return 2.0 * jnp.sinh(x)
+
+
+HALVES = jnp.round(2 * B) / 2
+KEYS = jax.random.split(jax.random.PRNGKey(0), LEN)
+
 SCORES = {
+    "a derivative of a function of JAX's": (lambda x: lambda s, b, h, i, j: s + slope(s) * x[i, j] + curve(x[j, i]), B),
+    "a function under the name of JAX's": (lambda x: lambda s, b, h, i, j: s + doubled(x[i, j] * s), B),
+    "a function of JAX's over rows": (lambda x: lambda s, b, h, i, j: s + of_rows(x)[i] * of_rows(jnp.stack([x[i], x[j] * s]))[1], B),
+    "rounding away from zero": (lambda x: lambda s, b, h, i, j: s + lax.round(HALVES[i, j]) * x[j, i], B),
+    "rounding to even": (lambda x: lambda s, b, h, i, j: s + lax.round(HALVES[i, j], lax.RoundingMethod.TO_NEAREST_EVEN) * x[j, i], B),
+    "rounding by JAX's trace": (lambda x: lambda s, b, h, i, j: s + (lax.round(HALVES[i, j]) + jnp.round(HALVES[j, i])) * x.T[i, j], B),
+    "full_like of another shape": (lambda x: lambda s, b, h, i, j: s + jnp.full_like(s, 2.0, None, 3)[0] * x[i, j], B),
     "running products": (lambda x: lambda s, b, h, i, j: s + jnp.cumprod(x[i])[j] * 0.1, B),
     "running extremes": (lambda x: lambda s, b, h, i, j: s + lax.cummax(x[i])[j] + lax.cummin(jnp.round(x[j]), reverse=True)[i], B),
     "running logsumexp": (lambda x: lambda s, b, h, i, j: s + lax.cumlogsumexp(x[i])[j], B),
@@ -171,12 +194,17 @@ def test_masks(name):
 REFUSED = {
     "a rule of its own, forwards": (lambda s, b, h, i, j: own_forward_rule(s), "own_forward_rule: a jax.custom_jvp inside a score or mask"),
     "a rule of its own, backwards": (lambda s, b, h, i, j: own_backward_rule(s), "a jax.custom_vjp inside a score or mask"),
+    "a rule of the user's for a function of JAX's": (lambda s, b, h, i, j: ruled(s), "sin: a jax.custom_jvp inside a score or mask"),
+    "such a rule by argument": (lambda s, b, h, i, j: ruled_by_argument(s), "sin: a jax.custom_jvp inside a score or mask"),
+    "a function that has a name in the table": (lambda s, b, h, i, j: s + jax.random.logistic(KEYS[j]), "of the name logistic that is not jax's own is not part of the score language"),
+    "a derivative among foveal's functions": (lambda s, b, h, i, j: foveal.tanh(s) + slope(s), "of the name tanh that is not jax's own is not part of the score language"),
     "a function with a rule of JAX's": (lambda s, b, h, i, j: jnp.frexp(s)[0], "^foveal.jax.attention: jax's frexp is not part of the score language"),
     "a derivative at a limit": (lambda s, b, h, i, j: jax.grad(jnp.sinc)(s), "a derivative of jnp.sinc; expected jnp.sinc itself"),
     "booleans that are computed": (lambda s, b, h, i, j: s + EDGES[jnp.arange(5) % 2 == 0][j % 3], "found a boolean expression.*expected some of NumPy's"),
     "booleans of another size": (lambda s, b, h, i, j: s + jnp.asarray(B)[i, jnp.array([True])][0], r"booleans of shape \[1\] index an array of shape \[7, 7\] from dimension 1"),
     "a loop whose end is not known": (lambda s, b, h, i, j: lax.while_loop(lambda y: y < 3, lambda y: y + 1, s), "while_loop is not part of the score"),
     "a long loop": (lambda s, b, h, i, j: lax.fori_loop(0, 1000, lambda n, y: y * 0.9, s), "fori_loop is not part of the score language"),
+    "NumPy where JAX traces": (lambda s, b, h, i, j: jax.jit(lambda y: y + B[i, j])(s), "an array of NumPy's meets what JAX traces.*expected jnp.asarray"),
     "a branch": (lambda s, b, h, i, j: s if i > j else -s, "no truth value while it is traced"),
     "an effect": (lambda s, b, h, i, j: (jax.debug.print("{}", s), s)[1], "not a valid JAX type|is not part of the score|of type"),
     "several results": (jax.jit(lambda s, b, h, i, j: (s, s)), "^foveal.jax.attention: the function returned 2 values; expected one number"),

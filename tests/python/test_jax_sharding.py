@@ -234,9 +234,12 @@ def test_the_older_partitioner():
     if not hasattr(jax.config, "jax_use_shardy_partitioner"):
         pytest.skip("this JAX has one partitioner")
     q, k, v = normal(0, 4, 24, 4, 8), normal(1, 4, 20, 2, 8), normal(2, 4, 20, 2, 8)
+    jax.eval_shape(causal, q, k, v)  # for the other one
     old = jax.config.jax_use_shardy_partitioner
     jax.config.update("jax_use_shardy_partitioner", False)
     try:
+        (call,) = [equation for equation in jax.make_jaxpr(causal)(q, k, v).eqns if equation.primitive.name == "foveal_pass"]
+        assert call.params["jaxpr"].eqns[0].params["infer_sharding_from_operands"] is not None  # without, XLA ends the process
         check(causal, mesh_of(), (q, k, v), (QKV,) * 3)
     finally:
         jax.config.update("jax_use_shardy_partitioner", old)
