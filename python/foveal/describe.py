@@ -12,8 +12,7 @@ from . import _core, arrays, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param, Type
 from .number_key import number_key_of
 from .runtime_numbers import LOOKS_AT_VALUES, MOST_CONSTANTS, Computed, Path, replaced
-from .signatures import Mask, ScoreMod
-from .signatures import Options as Options
+from .signatures import Mask, Options, ScoreMod
 from .trace import Tracer
 from .trace_key import Key, as_called, key_of
 

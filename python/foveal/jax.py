@@ -23,12 +23,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
 from .argument_errors import public
-from .describe import SEPARATOR, Description, Options, describe, description_of, read, wanted_gradients
+from .describe import SEPARATOR, Description, describe, description_of, read, wanted_gradients
 from .jax_arrays import owned
 from .jax_derivatives import Forward, is_real, of_backward, of_forward, of_transpose
 from .jax_partition import can_split, partitioned, placed
 from .jax_trace import JaxTracer
-from .signatures import Arguments, Mask, ScoreMod, check_flags, check_names, length_slots, tokens
+from .signatures import Arguments, Mask, Options, ScoreMod, check_flags, check_names, length_slots, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

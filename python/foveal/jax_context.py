@@ -19,9 +19,9 @@ import numpy as np
 
 from . import _core
 from .argument_errors import public
-from .describe import Description, Options, describe
+from .describe import Description, describe
 from .jax_trace import JaxTracer
-from .signatures import Mask, ScoreMod, Settings, check_flags, check_names
+from .signatures import Mask, Options, ScoreMod, Settings, check_flags, check_names
 
 _DEALS = {"contiguous": 1, "zigzag": 2}  # stretches of tokens that a device holds
 _FIRST, _FIRST_KEY = "q_first_", "kv_first_"  # parameters: the token of row 0 and of column 0

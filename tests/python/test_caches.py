@@ -60,7 +60,7 @@ def test_a_forgotten_program_is_made_again():
     table = np.arange(8, dtype=np.float32)
     arguments = dict(scale=0.3, sink=np.ones(1, np.float32), deterministic=True, strategy="split", checked=True, q_offset=3, kv_offset=2)
     description = describe.describe("score + table[kv_idx]", "kv_idx <= q_idx + 2", params={"table": table}, **arguments)
-    bound = describe.bind(description, describe.Options(threads=1))
+    bound = describe.bind(description, foveal.Options(threads=1))
     before = bound.program.forward(q, k, v, bound.arrays, True)
     describe._programs.clear()
     again = describe.program(bound.program.key)

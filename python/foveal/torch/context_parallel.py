@@ -20,8 +20,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import _core, argument_errors
 from .._core import Program
-from ..describe import Options, Rng, program
-from ..signatures import Paged
+from ..describe import Rng, program
+from ..signatures import Options, Paged
 from . import context_operators, operators
 from .block_masks import as_mask
 from .context_operators import agreed_op, forward, forward_op, is_seen_below, record, unshard_op
