@@ -84,7 +84,7 @@ struct ParamBinding {
 
 /// Packed sequences of different lengths (varlen).
 struct Varlen {
-  TensorView cu_seqlens_q;        ///< i32 or i64 [batch + 1]: cumulative lengths, from 0 to total_q, never decreasing
+  TensorView cu_seqlens_q;        ///< contiguous i32 or i64 [batch + 1]: cumulative lengths, from 0 to total_q, never decreasing
   TensorView cu_seqlens_kv;       ///< the same for k and v, in the same dtype; absent when keys are paged
   std::int64_t max_seqlen_q = 0;  ///< the longest sequence, or a bound on it; 0: read from cu_seqlens_q in each run (CPU only)
   std::int64_t max_seqlen_kv = 0;
