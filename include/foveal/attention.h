@@ -149,9 +149,10 @@ struct PlanOptions {
   /// "": the best target of this machine; or "scalar", "avx2", "avx512", "avx512bf16", "amx", "neon", "neonbf16", "neonfhm" (cpu), "sm80",
   /// "sm90" (cuda), "f64" (reference); targets() lists those of this build
   std::string target{};
-  std::string exclude{};                       ///< comma-separated backends that must not be chosen: "reference"
-  int threads = 0;                             ///< CPU; 0: num_threads()
-  std::shared_ptr<const Executor> executor{};  ///< CPU; null: the library's own threads
+  std::string exclude{};  ///< comma-separated backends that must not be chosen: "reference"
+  int threads = 0;        ///< CPU; 0: num_threads()
+  /// CPU; null: the library's own threads. Plans own it, also those that forward() and backward() keep for later calls.
+  std::shared_ptr<const Executor> executor{};
 };
 
 /// Why a candidate was not chosen: {"cuda", "no driver: libcuda.so.1 not found"}.
