@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "check/check.h"
 #include "command.h"
+#include "files/files.h"
 #include "json.h"
 #include "lines.h"
 #include "peaks.h"
@@ -157,6 +158,7 @@ Json to_json(const Row& row) {
 }
 
 void run(const Options& options) {
+  if (!options.json.empty()) check_output_file(options.json);
   const std::vector<problem::Line> lines = gather_lines(options.lines, "bench");
   Json rows = Json::array();
   int code = exit_ok;  // a wrong result's before any other
@@ -166,10 +168,10 @@ void run(const Options& options) {
       print(row);
       rows.push_back(to_json(row));
     } catch (const Error& error) {
-      fmt::print(stderr, "foveal: {}: {}\n", to_string(error.code()), error.what());
-      if (code == exit_ok && error.code() != ErrorCode::unsupported) code = exit_code(error.code());
+      const ExitCode wrong = complain(error);
+      if (code == exit_ok && wrong != exit_unsupported) code = wrong;
     } catch (const WrongResult& wrong) {
-      fmt::print(stderr, "foveal: {}\n", wrong.what);
+      complain(wrong.what);
       code = exit_check_failed;
     }
   }

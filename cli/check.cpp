@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "command.h"
+#include "files/files.h"
 #include "json.h"
 #include "lines.h"
 #include "problem/random_line.h"
@@ -62,6 +63,7 @@ std::string without_options(problem::Line line) {
 }
 
 void run(const Options& options) {
+  if (!options.json.empty()) check_output_file(options.json);
   std::vector<problem::Line> given = read_lines(options.lines);
   for (std::int64_t i = 0; i < options.random; ++i) {
     base::Random random(options.seed + static_cast<std::uint64_t>(i));
@@ -70,7 +72,7 @@ void run(const Options& options) {
   if (options.sample > 0)
     for (problem::Line& line : given) line.sample = options.sample;
   const std::vector<problem::Line> lines = apply_overrides(given, options.lines);
-  FOVEAL_CHECK(!lines.empty(), "check: no problem line given; expected lines, --suite or --random");
+  check_any(lines, options.lines, "check", "lines, --suite or --random");
 
   Counts counts;
   Json rows = Json::array();
@@ -79,24 +81,33 @@ void run(const Options& options) {
   std::size_t done = 0;
   std::string known;
   std::unique_ptr<const check::Checker> checker;
+  int code = exit_ok;  // of lines that are wrong
   for (const problem::Line& line : lines) {
     if (options.limit > 0 && seconds() > options.limit) break;
-    if (std::string text = without_options(line); text != known) {
-      checker = std::make_unique<const check::Checker>(line);
-      known = std::move(text);
-    }
-    const check::Report report = (*checker)(line.options);
-    (report.pass ? counts.passed : report.refused ? counts.refused : counts.failed) += 1;
-    print(report, options.quiet);
-    std::fflush(stdout);
-    if (!options.json.empty()) rows.push_back(to_json(report));
     ++done;
+    try {
+      if (std::string text = without_options(line); text != known) {
+        known.clear();
+        checker = std::make_unique<const check::Checker>(line);
+        known = std::move(text);
+      }
+      const check::Report report = (*checker)(line.options);
+      (report.pass ? counts.passed : report.refused ? counts.refused : counts.failed) += 1;
+      print(report, options.quiet);
+      std::fflush(stdout);
+      if (!options.json.empty()) rows.push_back(to_json(report));
+    } catch (const Error& error) {
+      const ExitCode wrong = complain(error);
+      if (code == exit_ok) code = wrong;
+    }
   }
+  if (code != exit_ok && counts.passed + counts.failed + counts.refused == 0) throw Exit{code};
   if (!options.json.empty()) write_json(rows, options.json);
   fmt::print("{} passed, {} failed, {} refused in {:.1f} s", counts.passed, counts.failed, counts.refused, seconds());
   if (done < lines.size()) fmt::print(", {} left when the time was up", lines.size() - done);
   fmt::print("\n");
   if (counts.failed > 0) throw Exit{exit_check_failed};
+  if (code != exit_ok) throw Exit{code};
   if (counts.passed == 0) throw Exit{exit_unsupported};
 }
 

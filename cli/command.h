@@ -31,6 +31,11 @@ struct Exit {
   int code;
 };
 
+/// Says on standard error what is wrong, as far as it can be written.
+void complain(const std::string& message) noexcept;
+/// The same of an error; returns the code of a command that ends with it.
+ExitCode complain(const Error& error) noexcept;
+
 /// The code of a command that ends with such an error.
 ExitCode exit_code(ErrorCode code);
 

@@ -35,6 +35,7 @@ struct Options {
   std::string png, tile;             ///< tile "": the plan's
   std::int64_t batch = 0, head = 0;  ///< to draw
   std::vector<CLI::Option*> of_drawing;
+  CLI::Option* ranks = nullptr;
 };
 
 /// "128x64": tiles of 128 queries and 64 keys, not assigned to tasks.
@@ -108,8 +109,10 @@ std::string explain_context(const problem::Line& line, const Options& options) {
 
 void run(const Options& options) {
   const std::vector<problem::Line> lines = gather_lines(options.lines, "explain");
-  FOVEAL_CHECK(options.context.ranks == 1 || !options.as_json, "explain: --json is not for --ranks");
+  const bool shared = options.ranks->count() > 0;
+  FOVEAL_CHECK(!shared || !options.as_json, "explain: --json is not for --ranks");
   FOVEAL_CHECK(options.png.empty() || lines.size() == 1, "explain: --png for ", lines.size(), " problem lines; expected one");
+  if (!options.png.empty()) check_output_file(options.png);
   FOVEAL_CHECK(!options.draw || !options.as_json, "explain: --json is not for --draw; --png is");
   for (const CLI::Option* option : options.of_drawing)
     FOVEAL_CHECK(option->count() == 0 || options.draw || !options.png.empty(), "explain: ", option->get_name(), " without --draw or --png");
@@ -117,7 +120,12 @@ void run(const Options& options) {
     FOVEAL_CHECK(options.arch.empty() || line.options.backend.empty() || line.options.backend == "cuda",
                  "explain: --arch with backend=", line.options.backend, "; expected cuda");
   if (!options.arch.empty()) cuda::multiprocessors_of(options.arch);  // throws for an unknown one
-  if (options.context.ranks > 1) {
+  if (shared) {
+    for (const problem::Line& line : lines) {
+      const PlanOptions& how = line.options;
+      FOVEAL_CHECK(how.backend.empty() && how.target.empty() && how.threads == 0,
+                   "explain: --ranks with a backend, a target or threads; expected none, as the plan is the same for all");
+    }
     for (const problem::Line& line : lines) fmt::print("{}\n", explain_context(line, options));
     return;
   }
@@ -146,13 +154,15 @@ void add_explain(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   add_line_options(*command, options->lines);
   command->add_flag("--json", options->as_json, "as JSON");
-  CLI::Option* ranks =
+  CLI::Option* ranks = options->ranks =
       command->add_option("--ranks", options->context.ranks, "how this many ranks would share the problem (context parallelism)")
           ->check(whole_number(1, INT32_MAX));
-  command->add_option("--head-groups", options->context.head_groups, "with --ranks: shares of the heads; 0: picked")->needs(ranks);
+  command->add_option("--head-groups", options->context.head_groups, "with --ranks: shares of the heads; 0: picked")
+      ->needs(ranks)
+      ->check(whole_number(0, INT32_MAX));
   command->add_option("--deal", options->deal, "with --ranks: automatic, contiguous, zigzag or pieces")->needs(ranks);
   command->add_option("--machine", options->machine, "with --ranks: nvlink (hosts of 8) or network (hosts of 1)")->needs(ranks);
-  command->add_option("--unit", options->unit, "with --ranks: tokens of a tile side")->needs(ranks);
+  command->add_option("--unit", options->unit, "with --ranks: tokens of a tile side")->needs(ranks)->check(whole_number(1, INT32_MAX));
   CLI::Option* arch = command->add_option("--arch", options->arch, "on a GPU that need not be here: sm_80, sm_90, ... (needs NVRTC)")
                           ->check(not_empty())
                           ->excludes(ranks);
@@ -164,8 +174,8 @@ void add_explain(CLI::App& app) {
   command->add_option("--png", options->png, "the same as a picture, to this file")->excludes(ranks);
   for (CLI::Option* option : {
            command->add_option("--tile", options->tile, "with --draw and --png: queries x keys of a tile, instead of the plan's"),
-           command->add_option("--batch", options->batch, "with --draw and --png: which batch"),
-           command->add_option("--head", options->head, "with --draw and --png: which query head"),
+           command->add_option("--batch", options->batch, "with --draw and --png: which batch")->check(whole_number(0, INT32_MAX)),
+           command->add_option("--head", options->head, "with --draw and --png: which query head")->check(whole_number(0, INT32_MAX)),
        })
     options->of_drawing.push_back(option);
   command->callback([options] { run(*options); });

@@ -115,9 +115,14 @@ std::vector<problem::Line> apply_overrides(const std::vector<problem::Line>& lin
   return result;
 }
 
+void check_any(const std::vector<problem::Line>& lines, const LineOptions& options, const char* subcommand, const char* expected) {
+  const std::string such = options.match.empty() ? "" : base::join(" that contains '", options.match, "' (--match)");
+  FOVEAL_CHECK(!lines.empty(), subcommand, ": no problem line given", such, "; expected ", expected);
+}
+
 std::vector<problem::Line> gather_lines(const LineOptions& options, const char* subcommand) {
   std::vector<problem::Line> lines = apply_overrides(read_lines(options), options);
-  FOVEAL_CHECK(!lines.empty(), subcommand, ": no problem line given; expected at least one");
+  check_any(lines, options, subcommand, "at least one");
   return lines;
 }
 

@@ -23,7 +23,9 @@ void add_line_options(CLI::App& command, LineOptions& options);
 std::vector<problem::Line> read_lines(const LineOptions& options);
 /// Every line in every requested dtype and on every requested target.
 std::vector<problem::Line> apply_overrides(const std::vector<problem::Line>& lines, const LineOptions& options);
-/// Both. Throws invalid_argument, naming the subcommand, if there are no lines.
+/// Throws invalid_argument, naming the subcommand, if there are no lines.
+void check_any(const std::vector<problem::Line>& lines, const LineOptions& options, const char* subcommand, const char* expected);
+/// All of this. Throws invalid_argument, naming the subcommand, if there are no lines.
 std::vector<problem::Line> gather_lines(const LineOptions& options, const char* subcommand);
 
 /// The data of the line's parameters, beside tensors of one token: all that masks depend on.

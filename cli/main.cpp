@@ -1,6 +1,4 @@
 // foveal: the command line. Results on standard output, everything else on standard error.
-#include <fmt/core.h>
-
 #include <csignal>
 #include <cstdio>
 
@@ -44,19 +42,16 @@ int run(int argc, char** argv) {
     return app.exit(asked_for_help);
   } catch (const CLI::ParseError& error) {
     if (app.get_subcommands().empty() && !app.remaining().empty())
-      fmt::print(stderr, "foveal: '{}' is no subcommand; `foveal --help` lists them\n", app.remaining().front());
+      complain("'" + app.remaining().front() + "' is no subcommand; `foveal --help` lists them");
     else
       app.exit(error);
     return exit_usage;
   } catch (const Exit& end) {
     return end.code;
   } catch (const Error& error) {
-    const bool no_compiler = error.code() == ErrorCode::device && error.what() == cuda::jit::nvrtc_unavailable();
-    const ErrorCode code = no_compiler ? ErrorCode::unsupported : error.code();  // what is not installed is no error of a device
-    fmt::print(stderr, "foveal: {}: {}\n", to_string(code), error.what());
-    return exit_code(code);
+    return complain(error);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "foveal: {}\n", error.what());
+    complain(error.what());
     return exit_failure;
   }
 }
@@ -72,6 +67,17 @@ ExitCode exit_code(ErrorCode code) {
     default:
       return exit_failure;
   }
+}
+
+void complain(const std::string& message) noexcept {
+  for (const char* text : {"foveal: ", message.c_str(), "\n"}) std::fputs(text, stderr);  // fmt::print() throws where this fails
+}
+
+ExitCode complain(const Error& error) noexcept {
+  const bool no_compiler = error.code() == ErrorCode::device && error.what() == cuda::jit::nvrtc_unavailable();
+  const ErrorCode code = no_compiler ? ErrorCode::unsupported : error.code();  // what is not installed is no error of a device
+  complain(base::join(to_string(code), ": ", error.what()));
+  return exit_code(code);
 }
 
 void add_plan_options(CLI::App& command, PlanOptions& options) {

@@ -11,6 +11,7 @@
 #include "command.h"
 #include "files/files.h"
 #include "problem/call.h"
+#include "score/names.h"
 #include "score/node.h"
 #include "validators.h"
 
@@ -35,7 +36,7 @@ class Inputs {
     for (const std::string& argument : arguments) {
       std::error_code ignored;
       const std::size_t equals = std::filesystem::exists(argument, ignored) ? std::string::npos : argument.find('=');
-      const std::string path = equals == std::string::npos ? argument : argument.substr(equals + 1);
+      const std::string& path = paths_.emplace_back(equals == std::string::npos ? argument : argument.substr(equals + 1));
       std::vector<Tensor> read = read_tensors(path);
       if (equals != std::string::npos) {
         FOVEAL_CHECK(read.size() == 1, path, ": holds ", read.size(), " tensors; expected one to be named ", argument.substr(0, equals));
@@ -48,6 +49,15 @@ class Inputs {
     }
   }
 
+  /// Throws invalid_argument if this file is an input, whose tensors would be lost.
+  void check_is_none(const std::string& output) const {
+    for (const std::string& path : paths_) {
+      std::error_code ignored;
+      FOVEAL_CHECK(!std::filesystem::equivalent(path, output, ignored), "--output: ", output,
+                   " is an input; expected another file, as this one would lose its tensors");
+    }
+  }
+
   bool has(const std::string& name) const { return tensors_.contains(name); }
   Tensor& at(const std::string& name) {
     const auto found = tensors_.find(name);
@@ -56,17 +66,25 @@ class Inputs {
   }
   TensorView view(const std::string& name) { return has(name) ? at(name).view() : TensorView{}; }
 
-  /// Tensors other than arguments of attention are parameters.
+  /// Tensors other than arguments of attention are parameters, where the score language can name them.
   std::vector<Tensor*> params() {
     const auto is_argument = [](const problem::Role& role) { return !role.output(Pass::forward) && !role.output(Pass::backward); };
     std::vector<Tensor*> result;
-    for (auto& named : tensors_)
-      if (std::ranges::none_of(problem::roles, [&](const auto& role) { return is_argument(role) && role.name == named.first; }))
-        result.push_back(&named.second);
+    for (auto& [name, tensor] : tensors_)
+      if (scoring::is_identifier(name) &&
+          std::ranges::none_of(problem::roles, [&](const auto& role) { return is_argument(role) && role.name == name; }))
+        result.push_back(&tensor);
     return result;
+  }
+  std::vector<std::string> unspeakable() const {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : tensors_)
+      if (!scoring::is_identifier(name)) names.push_back(name);
+    return names;
   }
 
  private:
+  std::vector<std::string> paths_;
   std::map<std::string, Tensor> tensors_;
 };
 
@@ -123,12 +141,6 @@ void check_backward_only(const Options& options, Inputs& inputs, const std::vect
 
 void run(const Options& options) {
   check_output_path(options.output);
-  for (const std::string& input : options.inputs) {
-    std::error_code ignored;
-    const std::string path = std::filesystem::exists(input, ignored) ? input : input.substr(input.find('=') + 1);
-    FOVEAL_CHECK(!std::filesystem::equivalent(path, options.output, ignored), "--output: ", options.output,
-                 " is an input; expected another file, as this one would lose its tensors");
-  }
   Inputs inputs(options.inputs);
   for (const char* name : {"q", "k", "v"}) inputs.at(name);
 
@@ -162,7 +174,8 @@ void run(const Options& options) {
       packed ? std::vector{q.shape[1], q.shape[0]} : std::vector{q.shape[0], q.shape[2], q.shape[1]};
   std::vector<Tensor> results;
   results.reserve(5 + bound.size());  // views into it stay valid
-  const auto make = [&results](const std::string& name, DType dtype, const std::vector<std::int64_t>& shape) {
+  const auto make = [&](const std::string& name, DType dtype, const std::vector<std::int64_t>& shape) {
+    inputs.check_is_none(output_file(name, options.output));
     results.push_back(make_tensor(name, dtype, shape));
     return results.back().view();
   };
@@ -212,6 +225,7 @@ void run(const Options& options) {
   for (const Tensor& tensor : results) fmt::print("{:<12} {}\n", tensor.name, Tensor(tensor).view().describe());
   for (const Param& param : declared)
     if (!reads.contains(param.name())) fmt::print("{:<12} is not read: neither the score nor the mask names it\n", param.name());
+  for (const std::string& name : inputs.unspeakable()) fmt::print("{:<12} is not read: no score or mask can name it\n", name);
   fmt::print("kernels      {}\n", kernels);
 }
 

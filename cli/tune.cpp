@@ -16,6 +16,7 @@
 #include "cuda/jit/compile.h"
 #include "cuda/kernels_of.h"
 #include "cuda/tune/tuned.h"
+#include "files/files.h"
 #include "lines.h"
 #include "problem/problem.h"
 #include "validators.h"
@@ -189,6 +190,8 @@ std::string report(const problem::Problem& problem, const std::string& device, c
 
 void run(const Options& options) {
   std::vector<problem::Line> lines = gather_lines(options.lines, "tune");
+  if (!options.write.empty()) check_output_file(options.write);
+  if (!cuda::driver::unavailable().empty()) base::fail(ErrorCode::unsupported, "tune: ", cuda::driver::unavailable());
   std::ofstream out;
   if (!options.write.empty()) {  // before hours of measurements
     out.open(options.write, std::ios::app);
@@ -198,7 +201,6 @@ void run(const Options& options) {
   for (problem::Line& line : lines) {
     if (line.device.kind == DeviceKind::cpu) line.device = {DeviceKind::cuda, 0};
     line.options.backend = "cuda";
-    if (!cuda::driver::unavailable().empty()) base::fail(ErrorCode::unsupported, "tune: ", cuda::driver::unavailable());
     Case work(line);
     const cuda::driver::DeviceFacts& facts = cuda::driver::device_facts(line.device.index);
     const problem::Problem problem = work.problem();
@@ -222,7 +224,7 @@ void add_tune(CLI::App& app) {
       app.add_subcommand("tune", "Times every legal configuration of a problem's GPU kernels on the device that is there, and ranks them");
   const auto options = std::make_shared<Options>();
   add_line_options(*command, options->lines);
-  command->add_option("--seconds", options->seconds, "Of each configuration's measurement")->check(CLI::PositiveNumber & not_negative());
+  command->add_option("--seconds", options->seconds, "Of each configuration's measurement")->check(positive());
   command->add_option("--write", options->write, "Append the fastest to this file, which the library reads as FOVEAL_TUNED=FILE");
   command->callback([options] { run(*options); });
 }

@@ -14,6 +14,15 @@ bool read(const std::string& text, Number& value) {
   return error == std::errc{} && end == text.data() + text.size();
 }
 
+CLI::Validator finite(bool (*takes)(double), const char* expected) {
+  const auto check = [takes, expected](std::string& text) {
+    double value = 0;
+    if (read(text, value) && std::isfinite(value) && takes(value)) return std::string();
+    return base::join("'", text, "'; expected a finite number ", expected);
+  };
+  return {check, ""};
+}
+
 }  // namespace
 
 CLI::Validator whole_number(std::uint64_t low, std::uint64_t high) {
@@ -31,12 +40,11 @@ CLI::Validator not_empty() {
 }
 
 CLI::Validator not_negative() {
-  const auto check = [](std::string& text) {
-    double value = 0;
-    if (read(text, value) && value >= 0 && std::isfinite(value)) return std::string();
-    return base::join("'", text, "'; expected a finite number of at least 0");
-  };
-  return {check, ""};
+  return finite([](double value) { return value >= 0; }, "of at least 0");
+}
+
+CLI::Validator positive() {
+  return finite([](double value) { return value > 0; }, "above 0");
 }
 
 }  // namespace foveal::cli

@@ -11,5 +11,7 @@ CLI::Validator whole_number(std::uint64_t low = 0, std::uint64_t high = UINT64_M
 CLI::Validator not_empty();
 /// A finite number of at least 0.
 CLI::Validator not_negative();
+/// A finite number above 0.
+CLI::Validator positive();
 
 }  // namespace foveal::cli

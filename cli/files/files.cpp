@@ -30,6 +30,15 @@ std::vector<std::byte> read_bytes(const std::string& path) {
   return bytes;
 }
 
+/// Where a path leads, also through links to what is not there.
+fs::path followed(fs::path path) {
+  constexpr int most_links = 40;  // as Linux has it
+  std::error_code ignored;
+  for (int links = 0; links < most_links && fs::is_symlink(path, ignored); ++links)
+    path = path.parent_path() / fs::read_symlink(path, ignored);
+  return path;
+}
+
 // New files under temporary names until publish(); what was not published is removed, also by a signal that ends the process.
 class Staged {
  public:
@@ -41,17 +50,19 @@ class Staged {
     for (const auto& [fresh, path] : files_) fs::remove(fresh, ignored);
   }
 
-  // A link stays, and what is no file (/dev/stdout, a pipe) cannot be replaced: it is written at once.
+  // A link stays, and so do the permissions of a file. What is no file (/dev/stdout, a pipe) cannot be replaced: it is written at once.
   void write(const std::string& path, const std::vector<std::byte>& bytes) {
     std::error_code error;
     const fs::file_status found = fs::status(path, error);
-    const bool other = fs::exists(found) && !fs::is_regular_file(found);
-    const std::string real = fs::is_regular_file(found) ? fs::canonical(path).string() : path;
+    const bool replaces = fs::is_regular_file(found), other = fs::exists(found) && !replaces;
+    FOVEAL_CHECK(!replaces || access(path.c_str(), W_OK) == 0, path, ": cannot be written: ", std::strerror(errno));
+    const std::string real = followed(path);
     const std::string fresh = other ? path : base::join(real, ".", getpid(), ".unfinished");  // another process may write the same
     if (!other) RemovedOnSignal::name(fresh);
     std::ofstream file(fresh, std::ios::binary);
     FOVEAL_CHECK(file, path, ": cannot be written: ", std::strerror(errno));
     if (!other) files_.emplace_back(fresh, real);
+    if (replaces) fs::permissions(fresh, found.permissions(), error);
     file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     file.close();
     if (!file) base::fail(ErrorCode::device, path, ": cannot be written: ", std::strerror(errno));  // a full disk
@@ -95,15 +106,24 @@ void check_output_path(const std::string& path) {
   const fs::path ending = fs::path(path).extension();
   FOVEAL_CHECK(ending == ".npz" || ending == ".safetensors" || ending.empty(), path, ": ending '", ending.string(),
                "'; expected .npz, .safetensors, or a folder for .npy files");
-  if (ending.empty()) return;
+  if (!ending.empty()) check_output_file(path);
+}
+
+void check_output_file(const std::string& path) {
+  std::error_code ignored;
+  FOVEAL_CHECK(!fs::is_directory(path, ignored), path, ": a folder; expected a file");
   const fs::path folder = fs::path(path).parent_path();
-  FOVEAL_CHECK(folder.empty() || fs::is_directory(folder), path, ": no folder '", folder.string(), "'");
+  FOVEAL_CHECK(folder.empty() || fs::is_directory(folder, ignored), path, ": no folder '", folder.string(), "'");
 }
 
 void write_file(const std::vector<std::byte>& bytes, const std::string& path) {
   Staged staged;
   staged.write(path, bytes);
   staged.publish();
+}
+
+std::string output_file(const std::string& tensor, const std::string& path) {
+  return fs::path(path).extension().empty() ? (fs::path(path) / (tensor + ".npy")).string() : path;
 }
 
 void write_tensors(const std::vector<Tensor>& tensors, const std::string& path) {
@@ -116,7 +136,7 @@ void write_tensors(const std::vector<Tensor>& tensors, const std::string& path) 
     staged.write(path, format_safetensors(tensors));
   } else {
     make_folder(path);
-    for (const Tensor& tensor : tensors) staged.write((fs::path(path) / (tensor.name + ".npy")).string(), format_npy(tensor));
+    for (const Tensor& tensor : tensors) staged.write(output_file(tensor.name, path), format_npy(tensor));
   }
   staged.publish();
 }

@@ -20,6 +20,12 @@ void write_file(const std::vector<std::byte>& bytes, const std::string& path);
 /// The folder and those above it, where they do not exist. Throws invalid_argument when they cannot be made.
 void make_folder(const std::string& path);
 
+/// The file in which write_tensors() puts the tensor of this name.
+std::string output_file(const std::string& tensor, const std::string& path);
+
+/// Throws invalid_argument when write_file() could not take this path.
+void check_output_file(const std::string& path);
+
 /// Throws invalid_argument when write_tensors() could not take this path: so that no work is done before that is known.
 void check_output_path(const std::string& path);
 

@@ -84,7 +84,7 @@ struct ParamBinding {
 
 /// Packed sequences of different lengths (varlen).
 struct Varlen {
-  TensorView cu_seqlens_q;        ///< i32 or i64 [batch + 1]: cumulative lengths, from 0 to total_q, never decreasing
+  TensorView cu_seqlens_q;        ///< contiguous i32 or i64 [batch + 1]: cumulative lengths, from 0 to total_q, never decreasing
   TensorView cu_seqlens_kv;       ///< the same for k and v, in the same dtype; absent when keys are paged
   std::int64_t max_seqlen_q = 0;  ///< the longest sequence, or a bound on it; 0: read from cu_seqlens_q in each run (CPU only)
   std::int64_t max_seqlen_kv = 0;
@@ -149,9 +149,10 @@ struct PlanOptions {
   /// "": the best target of this machine; or "scalar", "avx2", "avx512", "avx512bf16", "amx", "neon", "neonbf16", "neonfhm" (cpu), "sm80",
   /// "sm90" (cuda), "f64" (reference); targets() lists those of this build
   std::string target{};
-  std::string exclude{};                       ///< comma-separated backends that must not be chosen: "reference"
-  int threads = 0;                             ///< CPU; 0: num_threads()
-  std::shared_ptr<const Executor> executor{};  ///< CPU; null: the library's own threads
+  std::string exclude{};  ///< comma-separated backends that must not be chosen: "reference"
+  int threads = 0;        ///< CPU; 0: num_threads()
+  /// CPU; null: the library's own threads. Plans own it, also those that forward() and backward() keep for later calls.
+  std::shared_ptr<const Executor> executor{};
 };
 
 /// Why a candidate was not chosen: {"cuda", "no driver: libcuda.so.1 not found"}.

@@ -88,7 +88,7 @@ typedef struct foveal_param {
   const foveal_tensor* gradient; /* null: not requested; forward passes ignore it */
 } foveal_param;
 
-/* The tensors of one call; null: absent. Strides are arbitrary. Sizes:
+/* The tensors of one call; null: absent. Strides are arbitrary, but for cu_seqlens and dropout_state, which are contiguous. Sizes:
  *
  *   q             [batch, seqlen_q, heads_q, head_dim]          packed sequences:  [total_q, heads_q, head_dim]
  *   k             [batch, seqlen_kv, heads_kv, head_dim]                           [total_kv, heads_kv, head_dim]
@@ -116,7 +116,7 @@ typedef struct foveal_call {
   const foveal_tensor *dout, *dlse;                  /* backward only */
   const foveal_tensor *dq, *dk, *dv;                 /* backward only */
   const foveal_tensor *cu_seqlens_q, *cu_seqlens_kv; /* both: packed sequences */
-  int64_t max_seqlen_q, max_seqlen_kv;
+  int64_t max_seqlen_q, max_seqlen_kv;               /* of packed sequences: the longest, or a bound; 0: found in each run (CPU only) */
   uint64_t dropout_seed, dropout_offset; /* Philox state: which pairs this run drops; a backward pass takes its forward pass's */
   const foveal_tensor* dropout_state;    /* replaces the two if not null: I64 [2] on q's device with their bits, read when kernels run */
   const foveal_tensor *block_table, *seqlens_kv; /* both: paged keys and values */

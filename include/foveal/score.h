@@ -54,9 +54,10 @@ class FOVEAL_API Param {
   /// TensorView::max_rank, or a size is not positive.
   Param(std::string name, std::vector<std::int64_t> shape, Type type = Type::real);
 
-  const std::string& name() const { return info_->name; }
-  const std::vector<std::int64_t>& shape() const { return info_->shape; }
-  Type type() const { return info_->type; }
+  // These throw invalid_argument when it is absent: made without a name, or moved from.
+  const std::string& name() const;
+  const std::vector<std::int64_t>& shape() const;
+  Type type() const;
   bool present() const { return info_ != nullptr; }
 
   /// Reads one element: one integer or boolean index per dimension, in order; anything else throws invalid_argument. An index out of range

@@ -139,6 +139,19 @@ Param::Param(std::string name, std::vector<std::int64_t> shape, Type type) {
   info_ = std::make_shared<const Info>(Info{std::move(name), std::move(shape), type});
 }
 
+namespace {
+
+const Param::Info& info_of(const Param& param, const char* what) {
+  FOVEAL_CHECK(param.present(), "Param: absent, it has no ", what);
+  return *param.info();
+}
+
+}  // namespace
+
+const std::string& Param::name() const { return info_of(*this, "name").name; }
+const std::vector<std::int64_t>& Param::shape() const { return info_of(*this, "shape").shape; }
+Type Param::type() const { return info_of(*this, "type").type; }
+
 Expr Param::read(std::vector<Expr> index) const {
   FOVEAL_CHECK(present(), "Param: absent, it cannot be read");
   FOVEAL_CHECK(index.size() == shape().size(), "parameter ", name(), ": read with ", index.size(), " indices; expected ", shape().size());

@@ -175,6 +175,18 @@ TEST_F(Command, OptionsThatWouldBeDroppedAreRefused) {
                                 "explain --ranks 0 'forward q8'",
                                 "explain --ranks -2 'forward q8'",
                                 "explain --ranks 100000 'forward q8'",
+                                "explain --ranks 1 --deal nothing 'forward q8'",
+                                "explain --ranks 2 --backend cpu 'forward q8'",
+                                "explain --ranks 2 'forward q8 target=scalar'",
+                                "explain --ranks 2 --threads 1 'forward q8'",
+                                "explain --ranks 2 --unit 0x10 'forward q8'",
+                                "explain --draw --batch 0x0 'forward q8'",
+                                "explain --draw --head -1 'forward q8'",
+                                "explain --png missing/mask.png 'forward q8'",
+                                "check --json missing/report.json 'forward q8'",
+                                "check --json . 'forward q8'",
+                                "bench --json missing/report.json 'forward q8'",
+                                "tune --seconds 0 'forward q8'",
                                 "explain --ranks 2 --draw 'forward q8'",
                                 "explain --tile 8x8 'forward q8'",
                                 "run --mask '' --output out.npz q.npz",
@@ -232,6 +244,54 @@ TEST_F(Command, AFileThatMayNotGrowIsCode4AndLeavesNothing) {
 }
 
 TEST_F(Command, OutputThatCannotBeWrittenIsCode4) { EXPECT_EQ(run("explain 'forward q8' >/dev/full #").code, 4); }
+
+TEST_F(Command, AMessageThatCannotBeWrittenChangesNoCode) {
+  for (const char* stream : {"2>/dev/full #", "2>&- #"}) {
+    EXPECT_EQ(run(std::string("explain 'sideways' >/dev/null ") + stream).code, 2) << stream;
+    EXPECT_EQ(run(std::string("nonsense >/dev/null ") + stream).code, 2) << stream;
+    EXPECT_EQ(run(std::string("bench --backend cuda 'forward q8' >/dev/null ") + stream).code, 3) << stream;
+  }
+}
+
+TEST_F(Command, OneRankHasAPlanOfRanks) {
+  EXPECT_NE(run("explain --ranks 1 'forward q8'").out.find("context plan for 1 rank"), std::string::npos);
+}
+
+TEST_F(Command, AWrongLineDoesNotEndACheck) {
+  const Ran ran = run("check --json " + path("report.json") + " 'forward q4 d8' 'forward h3:2 q4 d8' 'forward q5 d8'");
+  EXPECT_EQ(ran.code, 2) << ran.out;
+  EXPECT_NE(ran.err.find("heads 2 does not divide"), std::string::npos) << ran.err;
+  EXPECT_NE(ran.out.find("2 passed, 0 failed, 0 refused"), std::string::npos) << ran.out;
+  EXPECT_EQ(nlohmann::json::parse(text(path("report.json"))).size(), 2u);
+}
+
+TEST_F(Command, SaysThatNoLineMatches) {
+  for (const char* subcommand : {"check", "explain", "bench"})
+    EXPECT_NE(run(std::string(subcommand) + " --match bf16 'forward f32'").err.find("that contains 'bf16' (--match)"), std::string::npos)
+        << subcommand;
+}
+
+TEST_F(Command, TuneWithoutADeviceLeavesNoFile) {
+  for (const TargetInfo& target : targets())
+    if (target.backend == "cuda" && target.available) GTEST_SKIP() << "there is a GPU";
+  EXPECT_EQ(run("tune --write " + path("tuned.txt") + " 'forward q8'").code, 3);
+  EXPECT_FALSE(fs::exists(path("tuned.txt")));
+}
+
+TEST_F(Command, WhatReplacesAFileKeepsItsPermissionsAndItsLinks) {
+  write_tensors(inputs(), path("in.npz"));
+  const fs::perms own = fs::perms::owner_read | fs::perms::owner_write;
+  std::ofstream(path("secret.npz")) << "old";
+  fs::permissions(path("secret.npz"), own);
+  fs::create_symlink("secret.npz", path("link.npz"));
+  fs::create_symlink("fresh.npz", path("first.npz"));  // to what is not there yet
+  fs::create_symlink("first.npz", path("second.npz"));
+  for (const char* output : {"link.npz", "second.npz"})
+    EXPECT_EQ(run("run -q " + path("in.npz") + " -o " + path(output)).code, 0) << output;
+  EXPECT_TRUE(fs::is_symlink(path("link.npz")) && fs::is_symlink(path("first.npz")) && fs::is_symlink(path("second.npz")));
+  EXPECT_EQ(fs::status(path("secret.npz")).permissions(), own);
+  EXPECT_FALSE(read_tensors(path("secret.npz")).empty() || read_tensors(path("fresh.npz")).empty());
+}
 
 TEST_F(Command, WhatNothingCanDoIsCode3) {
   const Ran ran = run("explain --backend cpu --target nothing 'forward f32 q4 d4'");
@@ -398,7 +458,7 @@ TEST_F(Command, ExplainDrawsTheMask) {
 
   ran = run("explain --draw --tile 128x128 'forward f32 b1 h1 q100000 d4 mask=\"causal()\"'");
   EXPECT_NE(ran.out.find("a character for 13 x 13 of them\n  +...."), std::string::npos) << ran.out;
-  for (const std::string bad : {"--draw --tile 10", "--draw --tile 0x4", "--draw --batch 2", "--draw --head -1", "--draw --json"}) {
+  for (const std::string bad : {"--draw --tile 10", "--draw --tile 0x4", "--draw --batch 2", "--draw --head 99", "--draw --json"}) {
     ran = run("explain " + bad + " " + line);
     EXPECT_NE(ran.code, 0) << bad;
     EXPECT_NE(ran.err.find("explain: --"), std::string::npos) << bad << ran.err;
@@ -560,6 +620,24 @@ TEST_F(Command, RunDoesNotReplaceItsInputs) {
     EXPECT_NE(ran.err.find("is an input"), std::string::npos) << ran.err;
   }
   EXPECT_EQ(read_tensors(path("in.npz")).size(), inputs().size());
+  // A folder of .npy files, too, where one has the name of a result.
+  std::vector<Tensor> tensors = inputs();
+  tensors[3].name = "out";
+  write_tensors(tensors, path("folder"));
+  std::string files;
+  for (const Tensor& tensor : tensors) files += " " + path("folder/") + tensor.name + ".npy";
+  const Ran ran = run("run" + files + " -o " + path("folder"));
+  EXPECT_EQ(ran.code, 2) << ran.out;
+  EXPECT_NE(ran.err.find("out.npy is an input"), std::string::npos) << ran.err;
+}
+
+TEST_F(Command, RunTakesTensorsThatNoScoreCanName) {
+  std::vector<Tensor> tensors = inputs();
+  tensors.push_back(make_tensor("model.layers.0", DType::f32, {4}));
+  write_tensors(tensors, path("in.safetensors"));
+  const Ran ran = run("run " + path("in.safetensors") + " -o " + path("out.npz"));
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_NE(ran.out.find("model.layers.0 is not read: no score or mask can name it"), std::string::npos) << ran.out;
 }
 
 TEST_F(Command, SuitesMayBeginWithAByteOrderMark) {

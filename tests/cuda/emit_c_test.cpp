@@ -5,6 +5,7 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "cuda/kernels_of.h"
 #include "emitted_program.h"
@@ -137,6 +138,13 @@ TEST_F(EmitC, AsksTheDriverForWhatThePlanAsks) {
     addresses.at("q") = static_cast<char*>(addresses.at("q")) + 4;
     EXPECT_EQ(program.run(addresses, workspace, nullptr), 1) << "an address that is not aligned";
     addresses.at("q") = static_cast<char*>(addresses.at("q")) - 4;
+    for (auto& [name, address] : addresses) {
+      if (name.empty() || name == "workspace") continue;
+      void* const given = std::exchange(address, nullptr);
+      EXPECT_EQ(program.run(addresses, workspace, nullptr), 1) << name << " is null";
+      address = given;
+    }
+    EXPECT_EQ(program.run(addresses, nullptr, nullptr), recording.workspace_bytes > 0 ? 1 : 0) << "a workspace that is null";
     EXPECT_EQ(program.run(addresses, workspace, nullptr), 0);
     EXPECT_EQ(program.run(addresses, static_cast<char*>(workspace) + 16, nullptr), 1) << "a workspace that is not aligned";
     if (std::string(text).find("total=") == std::string::npos) {
@@ -145,6 +153,15 @@ TEST_F(EmitC, AsksTheDriverForWhatThePlanAsks) {
     EXPECT_EQ(program.unload(), 0);
     EXPECT_EQ(program.find<int()>("mock_modules")(), 0);
   }
+}
+
+/// Names of passes are the caller's; what the program calls its own is not in their way.
+TEST_F(EmitC, PassesMayBeNamedAsThePartsOfAProgram) {
+  const Recording recording = record(problem_of("forward bf16 b1 h2 q200 d64 mask=\"kv_idx <= q_idx\""), "sm_80", "");
+  std::vector<EmittedPass> passes;
+  for (const char* name : {"image", "table", "argument", "kernels", "encode", "word", "int"}) passes.push_back({name, {recording}});
+  const test::EmittedProgram program(passes, std::string(FOVEAL_SOURCE_DIR) + "/tests/cuda/mock_driver.c");
+  EXPECT_NE(program.find<int()>("emitted_image"), nullptr);
 }
 
 /// Both passes on several architectures and cards in one program: each device gets what was made for it.
@@ -166,7 +183,7 @@ TEST_F(EmitC, OneProgramServesPassesAndDevices) {
     for (const EmittedPass& pass : passes)
       for (const Recording::Block& block : pass.recordings[0].blocks) addresses[block.name] = reinterpret_cast<void*>(0x1000);
     std::vector<std::string> grids;
-    for (int pass = 0; pass < 2; ++pass) EXPECT_EQ(program.run(addresses, nullptr, nullptr, pass), 0);
+    for (int pass = 0; pass < 2; ++pass) EXPECT_EQ(program.run(addresses, reinterpret_cast<void*>(0x1000), nullptr, pass), 0);
     const std::string log = program.find<const char*()>("mock_log")();
     for (std::size_t at = 0; (at = log.find("grid ", at)) != std::string::npos; ++at)
       grids.push_back(log.substr(at + 5, log.find(" threads", at) - at - 5));
@@ -264,7 +281,10 @@ TEST_F(EmitC, NamesMustBeIdentifiersAndDiffer) {
   EXPECT_THROW(emit_c({{"load", {recording}}}, "small"), Error);
   EXPECT_THROW(emit_c({{"one", {recording}}, {"one", {recording}}}, "small"), Error);
   EXPECT_THROW(emit_c({{"one", {recording}}, {"One", {recording}}}, "small"), Error);  // their macros would be the same
-  for (const char* keyword : {"int", "class", "xor"}) EXPECT_THROW(emit_c({{"one", {recording}}}, keyword), Error) << keyword;
+  for (const char* taken : {"int", "class", "xor", "_Bool", "a__b", "linux", "size_t"})
+    EXPECT_THROW(emit_c({{"one", {recording}}}, taken), Error) << taken;
+  EXPECT_THROW(emit_c({{"F", {recording}}, {"F_BATCH", {recording}}}, "SMALL"), Error);  // a macro of the first is the second's name
+  EXPECT_THROW(emit_c({{"H", {recording}}}, "SMALL"), Error);                            // the header's guard
   const EmittedC emitted = emit_c({{"forward", {recording}}}, "small");
   EXPECT_NE(emitted.header.find("int small_forward(const struct small* loaded, const struct small_forward_buffers* buffers"),
             std::string::npos);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <utility>
 
 #include "foveal/error.h"
 #include "foveal/masks.h"
@@ -72,6 +73,13 @@ TEST(Build, ParamsAreChecked) {
   expect_error(message([&] { return b(q_idx, score); }), "parameter b: index 1 is real; expected integer");
   expect_error(message([&] { return b(q_idx, Expr()); }), "parameter b: index 1 is an absent Expr");
   expect_error(message([&] { return Param().read({}); }), "Param: absent");
+  Param gone = b;
+  const Param taken = std::move(gone);
+  for (const Param& absent : {Param(), gone}) {  // NOLINT(bugprone-use-after-move): what a caller may do
+    expect_error(message([&] { return absent.name(); }), "Param: absent, it has no name");
+    expect_error(message([&] { return absent.shape(); }), "Param: absent, it has no shape");
+    expect_error(message([&] { return absent.type(); }), "Param: absent, it has no type");
+  }
   EXPECT_EQ(b(q_idx, kv_idx <= q_idx).type(), Type::real);  // a truth value is 0 or 1, also as an index
 }
 

@@ -47,8 +47,8 @@ void check_identifier(const std::string& name) {
                name, "\"; expected a C identifier");
 }
 
-/// Keywords of C11 and C++20, except those that begin with an underscore and a capital.
-bool is_keyword(const std::string& name) {
+/// Keywords of C11 and C++20, what C reserves for compilers, and others that they or the emitted program define.
+bool is_taken(const std::string& name) {
   static constexpr std::string_view keywords[] = {
       "alignas",   "alignof",  "and",      "and_eq",   "asm",          "auto",      "bitand",       "bitor",         "bool",
       "break",     "case",     "catch",    "char",     "char16_t",     "char32_t",  "char8_t",      "class",         "co_await",
@@ -61,7 +61,41 @@ bool is_keyword(const std::string& name) {
       "struct",    "switch",   "template", "this",     "thread_local", "throw",     "true",         "try",           "typedef",
       "typeid",    "typename", "union",    "unsigned", "using",        "virtual",   "void",         "volatile",      "wchar_t",
       "while",     "xor",      "xor_eq"};
-  return std::find(std::begin(keywords), std::end(keywords), name) != std::end(keywords);
+  static constexpr std::string_view others[] = {"linux", "unix", "NULL", "size_t", "word", "ALIGNED_64"};
+  const auto is_in = [&name](const auto& names) { return std::find(std::begin(names), std::end(names), name) != std::end(names); };
+  const bool reserved = name.find("__") != std::string::npos || (name.size() > 1 && name[0] == '_' && name[1] >= 'A' && name[1] <= 'Z');
+  return reserved || is_in(keywords) || is_in(others);
+}
+
+/// The macros of a pass and their values, without the name before them.
+std::vector<std::pair<std::string, std::string>> macros_of(const EmittedPass& pass) {
+  std::size_t workspace = 0;
+  for (const Recording& recording : pass.recordings) workspace = std::max(workspace, recording.workspace_bytes);
+  std::vector<std::pair<std::string, std::string>> macros{{"WORKSPACE_BYTES", base::join(workspace, "u")}};
+  std::vector<std::int64_t> sizes;
+  for (const auto& [size, value] : pass.recordings[0].shape) {
+    macros.emplace_back(upper(size), std::to_string(value));
+    sizes.push_back(value);
+  }
+  macros.emplace_back("SHAPE", base::join("{", list(sizes), "}"));
+  return macros;
+}
+
+void check_names(const std::vector<EmittedPass>& passes, const std::string& name) {
+  check_identifier(name);
+  FOVEAL_CHECK(!is_taken(name), "emit: name \"", name, "\"; expected a C identifier that neither C, C++ nor the program itself takes");
+  std::set<std::string> functions{"load", "unload"}, macros{upper(name) + "_H"}, uppers;
+  for (const EmittedPass& pass : passes) {
+    check_identifier(pass.name);
+    FOVEAL_CHECK(functions.insert(pass.name).second, "emit: two functions would be ", name, "_", pass.name,
+                 "; expected other names of passes");
+    FOVEAL_CHECK(uppers.insert(upper(pass.name)).second, "emit: names of passes that differ in case only, as ", pass.name,
+                 " from another; expected names whose macros differ, too");
+    for (const auto& [macro, value] : macros_of(pass)) macros.insert(upper(base::join(name, "_", pass.name, "_", macro)));
+  }
+  for (const std::string& function : functions)
+    FOVEAL_CHECK(!macros.contains(base::join(name, "_", function)), "emit: ", name, "_", function,
+                 " would be a macro and a function; expected a name with small letters");
 }
 
 bool is_table(const Recording::Block& block) { return block.name.empty(); }
@@ -219,7 +253,7 @@ class Emitter {
 
   std::string source() {
     std::string runs;
-    for (const EmittedPass& pass : passes_) runs += run(pass);
+    for (std::size_t p = 0; p < passes_.size(); ++p) runs += run(p);
     std::string text = base::join("/* Made by `foveal emit`. */\n#include \"", name_, ".h\"\n\n", driver_declarations);
     for (std::size_t k = 0; k < kernels_.size(); ++k)
       text += base::join("\n/* ", kernels_[k].comment, " */\nstatic const word image_", k, "[] = {", words(kernels_[k].bytes), "\n};\n");
@@ -231,7 +265,7 @@ class Emitter {
     text += with_name(base::join(load_text, tables_.empty() ? "" : load_tables_text, load_end_text,
                                  tables_.empty() ? "" : unload_tables_text, "  memset(loaded, 0, sizeof *loaded);\n  return error;\n}\n"),
                       name_);
-    if (runs.find("encode(") != std::string::npos) text += encode_text;
+    if (fills_maps_) text += encode_text;
     return text + runs;
   }
 
@@ -309,15 +343,9 @@ class Emitter {
   std::string pass_header(const EmittedPass& pass) const {
     const Recording& first = pass.recordings[0];
     const std::string own = name_ + "_" + pass.name, macro = upper(own);
-    std::size_t workspace = 0;
-    for (const Recording& recording : pass.recordings) workspace = std::max(workspace, recording.workspace_bytes);
-    std::vector<std::int64_t> sizes;
-    std::string text = base::join("\n/* ", first.problem, " */\n#define ", macro, "_WORKSPACE_BYTES ", workspace, "u\n");
-    for (const auto& [size, value] : first.shape) {
-      text += base::join("#define ", macro, "_", upper(size), " ", value, "\n");
-      sizes.push_back(value);
-    }
-    text += base::join("#define ", macro, "_SHAPE {", list(sizes), "}\nstruct ", own, "_shape {\n");
+    std::string text = base::join("\n/* ", first.problem, " */\n");
+    for (const auto& [name, value] : macros_of(pass)) text += base::join("#define ", macro, "_", name, " ", value, "\n");
+    text += base::join("struct ", own, "_shape {\n");
     for (const auto& [size, value] : first.shape) text += base::join("  long long ", size, ";\n");
     text += base::join(
         "};\n/* The shape of the caller's tensors, which must be the one above, and memory of the device, aligned to 16 bytes. */\nstruct ",
@@ -329,8 +357,8 @@ class Emitter {
     }
     return text +
            base::join("};\n/* Queues the pass on the stream; neither allocates nor waits. workspace: ", macro,
-                      "_WORKSPACE_BYTES of the device's memory,\n   aligned to 256. Another shape or an address that is not aligned: 1, "
-                      "invalid value, and nothing is queued. */\nint ",
+                      "_WORKSPACE_BYTES of the device's memory,\n   aligned to 256. Another shape, or an address that is null or not "
+                      "aligned: 1, invalid value, and nothing is queued. */\nint ",
                       own, "(const struct ", name_, "* loaded, const struct ", own,
                       "_buffers* buffers, void* workspace, struct CUstream_st* stream);\n");
   }
@@ -343,8 +371,9 @@ class Emitter {
     return address.offset > 0 ? base::join(text, " + ", address.offset, "u") : text;
   }
 
-  /// The pass on each device; devices with the same driver calls share a function.
-  std::string run(const EmittedPass& pass) {
+  /// The pass on each device; devices with the same driver calls share a function, which has a number, so that no pass has its name.
+  std::string run(std::size_t number_of_pass) {
+    const EmittedPass& pass = passes_[number_of_pass];
     const std::string own = name_ + "_" + pass.name;
     const std::string parameters = base::join("(const struct ", name_, "* loaded, const struct ", own,
                                               "_buffers* buffers, void* workspace, struct CUstream_st* stream)");
@@ -353,18 +382,24 @@ class Emitter {
     for (std::size_t d = 0; d < devices_; ++d) {
       const auto [function, is_new] = functions.emplace(steps(pass.recordings[d], d), functions.size());
       if (is_new) {
-        text += base::join("\nstatic int ", pass.name, "_", function->second, parameters, " {\n  int error;\n", function->first,
+        text += base::join("\nstatic int pass_", number_of_pass, "_", function->second, parameters, " {\n  int error;\n", function->first,
                            "  (void)loaded;\n  (void)workspace;\n  return success;\n}\n");
       }
-      cases += base::join("    case ", d, ":\n      return ", pass.name, "_", function->second, "(loaded, buffers, workspace, stream);\n");
+      cases += base::join("    case ", d, ":\n      return pass_", number_of_pass, "_", function->second,
+                          "(loaded, buffers, workspace, stream);\n");
     }
     const Recording& first = pass.recordings[0];
-    std::string shape, together;
+    std::string shape, together, absent;
     for (const auto& [size, value] : first.shape)
       shape += base::join(shape.empty() ? "" : " ||\n      ", "buffers->shape.", size, " != ", upper(own), "_", upper(size));
-    for (const Recording::Block& block : first.blocks)
-      if (is_callers(block)) together += base::join(together.empty() ? "" : " | ", "(word)buffers->", block.name);
-    return text + base::join("\nint ", own, parameters, " {\n  if (", shape, ")\n    return invalid_value;\n  if ((", together,
+    for (const Recording::Block& block : first.blocks) {
+      if (!is_callers(block)) continue;
+      together += base::join(together.empty() ? "" : " | ", "(word)buffers->", block.name);
+      absent += base::join("!buffers->", block.name, " || ");
+    }
+    absent += base::join("(!workspace && ", upper(own), "_WORKSPACE_BYTES > 0)");
+    return text + base::join("\nint ", own, parameters, " {\n  if (", shape, ")\n    return invalid_value;\n  if (", absent,
+                             ") return invalid_value;\n  if ((", together,
                              ") % 16 != 0 || (word)workspace % 256 != 0) return invalid_value;\n  switch (loaded->device) {\n", cases,
                              "    default:\n      return invalid_value;\n  }\n}\n");
   }
@@ -400,6 +435,7 @@ class Emitter {
     const bool plain =
         map.element_strides == std::vector<unsigned>(map.dims.size(), 1) && map.interleave == 0 && map.swizzle == 3 && map.outside == 0;
     if (!plain) base::fail(ErrorCode::unsupported, "emit: a tensor map of another kind");
+    fills_maps_ = true;
     return base::join("    {\n      static const word dims[] = {", list(map.dims), "}, strides[] = {", list(map.strides_bytes),
                       "};\n      static const unsigned box[] = {", list(map.box), "};\n      if ((error = encode(argument + ", at / 8, ", ",
                       number(recording, map.address, device), ", ", map.type, ", ", map.dims.size(), ", dims, strides, box, ",
@@ -409,6 +445,7 @@ class Emitter {
   const std::vector<EmittedPass>& passes_;
   std::string name_;
   std::size_t devices_;
+  bool fills_maps_ = false;
   std::vector<Shared> kernels_, tables_, arguments_;
 };
 
@@ -416,16 +453,9 @@ class Emitter {
 
 EmittedC emit_c(const std::vector<EmittedPass>& passes, const std::string& name) {
   FOVEAL_CHECK(!passes.empty() && !passes[0].recordings.empty(), "emit: no pass is given");
-  check_identifier(name);
-  FOVEAL_CHECK(!is_keyword(name), "emit: name \"", name, "\"; expected a C identifier, not a keyword of C or C++");
-  std::set<std::string> names{"load", "unload"}, macros;
-  for (const EmittedPass& pass : passes) {
-    check_identifier(pass.name);
-    FOVEAL_CHECK(names.insert(pass.name).second, "emit: two functions would be ", name, "_", pass.name, "; expected other names of passes");
-    FOVEAL_CHECK(macros.insert(upper(pass.name)).second, "emit: names of passes that differ in case only, as ", pass.name,
-                 " from another; expected names whose macros differ, too");
+  for (const EmittedPass& pass : passes)
     FOVEAL_CHECK(pass.recordings.size() == passes[0].recordings.size(), "emit: passes recorded for unequal numbers of devices");
-  }
+  check_names(passes, name);
   Emitter emitter(passes, name);
   return {emitter.header(), emitter.source()};
 }
