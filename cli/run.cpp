@@ -70,10 +70,10 @@ class Inputs {
   std::vector<Tensor*> params() {
     const auto is_argument = [](const problem::Role& role) { return !role.output(Pass::forward) && !role.output(Pass::backward); };
     std::vector<Tensor*> result;
-    for (auto& [name, tensor] : tensors_)
-      if (scoring::is_identifier(name) &&
-          std::ranges::none_of(problem::roles, [&](const auto& role) { return is_argument(role) && role.name == name; }))
-        result.push_back(&tensor);
+    for (auto& named : tensors_) {
+      const auto has_name = [&](const problem::Role& role) { return is_argument(role) && role.name == named.first; };
+      if (scoring::is_identifier(named.first) && std::ranges::none_of(problem::roles, has_name)) result.push_back(&named.second);
+    }
     return result;
   }
   std::vector<std::string> unspeakable() const {
