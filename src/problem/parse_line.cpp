@@ -478,6 +478,8 @@ Line parsed(std::vector<Token> tokens) {
   std::erase_if(tokens, [&](const Token& token) { return parse_word(token, draft); });
   for (const When when : {When::early, When::middle, When::late})
     for (const Token& token : tokens) parse_keyword(token, when, draft);
+  FOVEAL_CHECK(draft.line.varlen || draft.line.paged() || !draft.given.contains("cu"),
+               "problem line: cu= without lengths that it is the type of; expected layout=thd, total=, lengths= or pages= too");
   if (draft.line.paged() || !draft.seqlens_kv.empty()) settle_seqlens_kv(draft);
   if (draft.line.varlen) settle_lengths(draft);
   if (draft.line.paged()) settle_pages(draft.line);

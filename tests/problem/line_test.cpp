@@ -136,6 +136,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{"lengths=9223372036854775807,9223372036854775807,8", "packed sequences of more than 2^48 tokens"},
                     Wrong{"lengths=5:9223372036854775807,5:3", "packed sequences of more than 2^48 tokens"},
                     Wrong{"b3 q9223372036854775807 layout=thd", "packed sequences of more than 2^48 tokens"},
+                    Wrong{"q8 cu=i64", "cu= without lengths that it is the type of; expected layout=thd"},
                     Wrong{"b100000000000 q1 layout=thd", "b100000000000; expected 1 to 1048576 of packed sequences"},
                     Wrong{"q4:5 layout=packed_qkv", "layout=packed_qkv needs equal lengths of q and kv"},
                     Wrong{"strides=q:1,2", "strides of q: 2 of them; expected 4"},
