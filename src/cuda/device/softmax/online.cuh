@@ -90,8 +90,8 @@ struct OnlineSoftmax {
   /// wgmma wait, where nothing hides them.
   FOVEAL_DEVICE void complete() const { store_if_negative(sum[0] + sum[1]); }
 
-  /// Reduces the row sums over the quad; returns 1 / sum (0 for a row without keys) and lse. Without a maximum the sum is 0, or NaN where scores
-  /// are, and stands for its inverse: 0 would hide these where dropout left nothing else.
+  /// Reduces the row sums over the quad; returns 1 / sum (0 for a row without keys) and lse. Without a maximum the sum is 0, or NaN where
+  /// scores are, and stands for its inverse: 0 would hide these where dropout left nothing else.
   FOVEAL_DEVICE void finish(float scale_log2, float (&inverse)[2], float (&lse)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
