@@ -413,13 +413,13 @@ def stopped(call: Call) -> Any:
     return call.moved([_core.stop_gradient(item) for item in x._items], call.result)
 
 
-def filled(value: Any, argument: str = "fill_value") -> Meaning:
-    """A constant: `value`, or, where that is None, the argument of this name, the second one."""
+def filled(value: Any, argument: str = "fill_value", place: int = 1) -> Meaning:
+    """A constant: `value`, or, where that is None, the argument of this name or at this place."""
 
     def meaning(call: Call) -> Any:
         if call.kwargs.get("requires_grad"):
             raise call.refuse("requires_grad=True; expected a constant")
-        number = (call.kwargs[argument] if argument in call.kwargs else call.args[1]) if value is None else value
+        number = (call.kwargs[argument] if argument in call.kwargs else call.args[place]) if value is None else value
         return call.converted(call.symbol(number)._items * math.prod(call.result.shape), call.result)
 
     return meaning

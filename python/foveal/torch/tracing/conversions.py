@@ -25,6 +25,6 @@ TABLE: dict[str, Meaning] = {
     "new_zeros": filled(0),
     "new_ones": filled(1),
     "full_like": filled(None),
-    "new_full": filled(None),
+    "new_full": filled(None, place=2),
     "new_tensor": _new_tensor,
 }
