@@ -107,7 +107,7 @@ std::string Writer::table_read_text(const Instr& instr, std::size_t table) const
   const auto load = [&](const std::string& row, const std::string& column) {
     return base::join("load_table(fv_kept(at.table[", table, "] + ", bytes, " * (", row, ")), ", column, ")");
   };
-  const std::string text = load(element->row, base::join("fv_kept(", bytes, " * (", element->column, "))"));
+  std::string text = load(element->row, base::join("fv_kept(", bytes, " * (", element->column, "))"));
   const auto& steps = element->steps;
   if (!steps) return text;
   std::string blocks;
