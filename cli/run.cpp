@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "base/wide_type.h"
 #include "command.h"
 #include "files/files.h"
 #include "problem/call.h"
@@ -180,7 +181,7 @@ void run(const Options& options) {
     return results.back().view();
   };
   const TensorView out = make("out", q.dtype, out_shape);
-  const TensorView lse = make("lse", q.dtype == DType::f64 ? DType::f64 : DType::f32, lse_shape);
+  const TensorView lse = make("lse", base::wide_type(q.dtype), lse_shape);
 
   const ForwardInputs forward_inputs{.q = inputs.view("q"),
                                      .k = inputs.view("k"),
@@ -212,7 +213,7 @@ void run(const Options& options) {
     for (const ParamBinding& binding : bound) {
       const Tensor& tensor = inputs.at(binding.param.name());
       if (!wants_gradient(options, tensor, reads)) continue;
-      const DType dtype = tensor.dtype == DType::f64 ? DType::f64 : DType::f32;
+      const DType dtype = base::wide_type(tensor.dtype);
       backward_outputs.dparams.push_back({binding.param, make("d" + tensor.name, dtype, tensor.shape)});
     }
     const Plan backward_plan = plan(attention, backward_inputs, backward_outputs, options.plan);  // refuses before any work is done

@@ -11,6 +11,7 @@
 
 #include "array.h"
 #include "background_compile.h"
+#include "base/wide_type.h"
 #include "expression.h"
 #include "plan/signature.h"
 
@@ -33,8 +34,6 @@ void write_signature(std::int64_t program, const Program::Arguments& arguments, 
   for (const bool wanted : arguments.wanted) signature.add(wanted);
   for (const TensorView& tensor : tensors) signature.add(tensor);
 }
-
-DType accumulated(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 TensorView contiguous_like(const TensorView& tensor, DType dtype) {
   return contiguous_view(dtype, tensor.device, tensor.sizes.data(), tensor.rank);
@@ -71,7 +70,7 @@ TensorView lse_of(const TensorView& q) {
   const bool packed = q.rank == 3;
   const std::array<std::int64_t, 3> sizes =
       packed ? std::array{q.sizes[1], q.sizes[0], std::int64_t{1}} : std::array{q.sizes[0], q.sizes[2], q.sizes[1]};
-  return contiguous_view(accumulated(q.dtype), q.device, sizes.data(), packed ? 2 : 3);
+  return contiguous_view(base::wide_type(q.dtype), q.device, sizes.data(), packed ? 2 : 3);
 }
 
 bool same_shape(const TensorView& a, const TensorView& b) {
@@ -190,7 +189,7 @@ void Program::add_results(const Arguments& arguments, std::vector<TensorView>& t
   const std::size_t params = params_slot(Pass::backward), dparams = params + params_.size();
   for (std::size_t i = 0; i < params_.size(); ++i)
     if (const DType own = tensors[params + i].dtype; arguments.wanted[first_gradient + i])
-      fill(dparams + i, contiguous_like(tensors[params + i], arguments.rounded ? own : accumulated(own)));
+      fill(dparams + i, contiguous_like(tensors[params + i], arguments.rounded ? own : base::wide_type(own)));
 }
 
 std::shared_ptr<Call> Program::plan(const Arguments& arguments) { return plan(arguments, read(arguments)); }

@@ -5,6 +5,7 @@
 
 #include "base/enum_name.h"
 #include "base/strided.h"
+#include "base/wide_type.h"
 #include "foveal/attention.h"
 #include "score/node.h"
 
@@ -44,7 +45,7 @@ DType dtype_of(const Param& param, DType real) {
 
 Plan plan(const Attention& attention, const Shapes& s, Pass pass, Device device, const PlanOptions& options) {
   base::check_enumerator({"pass"}, pass, Pass::backward);
-  const DType statistics = s.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType statistics = base::wide_type(s.dtype);
   const auto view = [&](std::int64_t rows, std::int64_t heads, std::int64_t dim) {
     return contiguous({s.batch, rows, heads, dim}, s.dtype, device);
   };

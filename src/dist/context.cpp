@@ -34,7 +34,7 @@ problem::Problem whole_problem(const Attention& attention, const WholeShapes& s,
                                Device device = {}, const std::vector<ParamBinding>* wanted = nullptr) {
   ForwardInputs inputs;
   ForwardOutputs outputs;
-  const DType statistics = s.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType statistics = base::wide_type(s.dtype);
   if (s.lengths.empty()) {
     inputs.q = shape_only(s.dtype, {s.batch, s.seqlen_q, s.heads_q, s.head_dim}, device);
     inputs.k = shape_only(s.dtype, {s.batch, s.seqlen_kv, s.heads_kv, s.head_dim}, device);
@@ -462,11 +462,13 @@ void ContextAttention::State::warm_up(OfPass& pass, const Inputs& in, const Outp
   if (together.empty()) return;  // as the last time
   try {
     if constexpr (is_forward) {
-      std::vector<cuda::jit::KernelSource> all = together.sources(), later = kernels_that_follow(in, out);
-      all.insert(all.end(), std::make_move_iterator(later.begin()), std::make_move_iterator(later.end()));
-      try {
-        cuda::jit::compile(all);
-      } catch (const Error&) {  // NOLINT(bugprone-empty-catch): recurs where the kernel is loaded
+      if (std::vector<cuda::jit::KernelSource> later = kernels_that_follow(in, out); !later.empty()) {
+        std::vector<cuda::jit::KernelSource> all = together.sources();
+        all.insert(all.end(), std::make_move_iterator(later.begin()), std::make_move_iterator(later.end()));
+        try {
+          cuda::jit::compile(all);
+        } catch (const Error&) {  // NOLINT(bugprone-empty-catch): recurs where the kernel is loaded
+        }
       }
     }
     together.load();

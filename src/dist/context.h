@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/wide_type.h"
 #include "dist/plan.h"
 #include "dist/rows.h"
 #include "dist/steps.h"
@@ -42,7 +43,7 @@ struct Context {
   Range heads_q(int of) const { return plan.heads(of, shapes.heads_q); }
   Range heads_kv(int of) const { return plan.heads(of, shapes.heads_kv); }
   /// The type of partial results and statistics.
-  DType wide() const { return shapes.dtype == DType::f64 ? DType::f64 : DType::f32; }
+  DType wide() const { return base::wide_type(shapes.dtype); }
 };
 
 void run_pass(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers);

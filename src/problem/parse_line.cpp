@@ -9,6 +9,7 @@
 #include "base/divide.h"
 #include "base/dtype.h"
 #include "base/random.h"
+#include "base/wide_type.h"
 #include "problem/line.h"
 #include "problem/param_fill.h"
 
@@ -466,7 +467,7 @@ void settle_pages(Line& l) {
 }  // namespace
 
 DType default_dtype(Type type, DType problem) {
-  if (type == Type::real) return problem == DType::f64 ? DType::f64 : DType::f32;
+  if (type == Type::real) return base::wide_type(problem);
   return type == Type::integer ? DType::i32 : DType::boolean;
 }
 
