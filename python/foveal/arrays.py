@@ -49,6 +49,8 @@ def is_array(value: Any) -> bool:
     try:
         if not (hasattr(value, "shape") and hasattr(value, "dtype")):
             return False
+    except RuntimeError:  # a nested tensor of torch has no shape, and the type of other tensors
+        return all([hasattr(type(value), name) for name in ("shape", "dtype", "__dlpack__")])
     except Exception:  # an attribute of the user's that runs code
         return False
     return not isinstance(value, type) and (hasattr(value, "__dlpack__") or framework(value) == "jax")

@@ -16,6 +16,7 @@ import torch
 
 import foveal
 import foveal.describe
+import foveal.trace_key
 import foveal.torch
 from places import seeded
 
@@ -979,6 +980,14 @@ def test_an_unchanged_function_is_traced_once(make, monkeypatch):
     for _ in range(5):
         assert torch.equal(out(fresh()), first)  # a new function object each time, as in a forward()
     assert len(traced) == 1
+
+
+def test_a_nested_tensor_that_comes_first_is_no_example_of_other_tensors(monkeypatch):
+    monkeypatch.delitem(foveal.trace_key.HANDLERS, torch.Tensor, raising=False)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])  # of the type torch.Tensor, without a shape
+    with pytest.raises(TypeError, match="foveal.torch.attention: a captured array: a nested tensor; expected a plain, dense tensor"):
+        out(lambda s, b, h, i, j: s + nested)
+    test_an_unchanged_function_is_traced_once(reuse_global, monkeypatch)
 
 
 def test_a_new_tensor_in_the_place_of_one_that_is_gone_is_read():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import math
 import time
 from typing import Any, NoReturn
 
@@ -122,7 +123,8 @@ class HostTransport:
             raise RuntimeError(self._failure)
         for peer, work, _ in works:
             try:
-                work.wait(datetime.timedelta(seconds=max(self._time_limit - (time.monotonic() - begin), 0.001)))
+                left = self._time_limit - (time.monotonic() - begin)
+                work.wait(datetime.timedelta(milliseconds=max(math.ceil(1000 * left), 1)))  # Gloo cuts off what is below a millisecond
             except RuntimeError as error:
                 if time.monotonic() - begin >= self._time_limit:
                     self._die(f"rank {self._rank} waited {self._time_limit:g} s for rank {peer}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ... import arrays
 from ..._core import Expr
 from ...captures import Capture
 from ...framework_calls import flat
@@ -48,6 +49,12 @@ def look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return found
 
 
+def _shape_of(value: Capture | torch.Tensor) -> tuple[int, ...]:
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        arrays.check_plain(value, "a captured array")
+    return tuple(value.shape)
+
+
 def _look_of(value: Any) -> Any:
     if isinstance(value, Symbols):
         return (value._shape, value._dtype)
@@ -56,7 +63,7 @@ def _look_of(value: Any) -> Any:
     if isinstance(value, Number):
         return ("number", type(value.stand_in))
     if isinstance(value, (Capture, torch.Tensor)):
-        return (tuple(value.shape), value.dtype)
+        return (_shape_of(value), value.dtype)
     if isinstance(value, (list, tuple)):
         return (type(value), *(_look_of(item) for item in value))
     return (type(value), value)
@@ -68,7 +75,7 @@ def meta_of(value: Any) -> Any:
     if isinstance(value, Expr):
         return torch.empty((), dtype=DTYPES[value.type], device=_META)
     if isinstance(value, (Capture, torch.Tensor)):
-        return torch.empty(tuple(value.shape), dtype=value.dtype, device=_META)
+        return torch.empty(_shape_of(value), dtype=value.dtype, device=_META)
     if isinstance(value, Number):
         return value.stand_in
     if isinstance(value, torch.device):
