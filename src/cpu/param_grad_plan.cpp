@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "base/check.h"
 #include "base/divide.h"
@@ -9,6 +10,7 @@
 #include "base/enum_name.h"
 #include "base/parallel.h"
 #include "base/strided.h"
+#include "score/index_forms.h"
 
 namespace foveal::cpu {
 namespace {
@@ -29,29 +31,35 @@ bool is_plain(const problem::TensorSpec& spec, DType dtype) {
 ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t shares)
     : batch_(problem.sequences), heads_kv_(problem.heads_kv), shares_(shares) {
   const scoring::ScoreProgram& score = *problem.score;
+  std::optional<scoring::IndexForms> forms;
+  if (!score.reads.empty()) forms.emplace(score.backward, score.params, problem::bounds_of(problem, score.backward));
   for (std::size_t param = 0; param < score.params.size(); ++param) {
     const scoring::ParamInfo& info = score.params[param];
     if (static_cast<int>(param) == problem.sink || !problem.params[param].gradient.present) continue;
     Accumulator accumulator{};
     accumulator.param = static_cast<int>(param);
     accumulator.numel = base::numel(info.shape);
-    bool any = false, only_elements = true;
+    bool only_elements = true;
     std::string kinds;
+    std::vector<scoring::Address> reads;
     for (const scoring::TrainableRead& read : score.reads) {
       if (read.param != accumulator.param) continue;
-      any = true;
+      reads.push_back(read);
       only_elements &= read.own_elements;
-      accumulator.per_batch |= !read.reads_batch;
-      accumulator.per_head |= !read.reads_head;
       kinds += std::string(kinds.empty() ? "" : "+") + read.kind();
     }
-    if (!any) {
+    if (reads.empty()) {
       zeros_.push_back(accumulator.param);
       texts_.push_back(info.name + ": zero");
       continue;
     }
     // One add per (batch, head) and element: float is wide enough, and such parameters are large.
     accumulator.wide = problem.dtype == DType::f64 || !only_elements;
+    const auto own = [&](scoring::Op position, bool is_one) { return is_one || forms->separates(position, reads); };
+    accumulator.per_batch = !own(scoring::Op::batch, problem.sequences == 1);
+    accumulator.per_head = !own(scoring::Op::head, problem.heads_kv == 1);
+    // Shares differ in queries or, in a group, in heads. Segments may have the same queries and other keys.
+    accumulator.per_share = problem.segments || !own(scoring::Op::q_idx, false) || !own(scoring::Op::head, problem.group_size == 1);
     accumulator.plain = is_plain(problem.param(accumulator.param).gradient, accumulator.wide ? DType::f64 : DType::f32);
     accumulator.bytes = base::round_up(static_cast<std::size_t>(accumulator.numel) * (accumulator.wide ? 8 : 4), std::size_t{256});
     accumulators_.push_back(accumulator);
@@ -63,7 +71,7 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t share
 std::size_t ParamGradPlan::place() {
   std::size_t sum = 0;
   for (Accumulator& a : accumulators_) {
-    a.copies = share_parts_ * (a.per_batch ? batch_parts_ : 1) * (a.per_head ? head_parts_ : 1);
+    a.copies = (a.per_share ? share_parts_ : 1) * (a.per_batch ? batch_parts_ : 1) * (a.per_head ? head_parts_ : 1);
     a.direct = a.copies == 1 && a.plain;
     a.offset = sum;
     if (!a.direct) sum += a.bytes * static_cast<std::size_t>(a.copies);
@@ -98,7 +106,8 @@ void ParamGradPlan::choose_partitions() {
     *best = (*best + 1) / 2;
   }
   // Large gradients accumulate in the caller's tensor where heads (and batches) alone keep the threads busy.
-  if (single >= large && batch_parts_ * head_parts_ >= enough_partitions) share_parts_ = 1;
+  const bool by_share = std::ranges::any_of(accumulators_, &Accumulator::per_share);
+  if (by_share && single >= large && batch_parts_ * head_parts_ >= enough_partitions) share_parts_ = 1;
   workspace_bytes_ = place();
 }
 
@@ -112,7 +121,8 @@ std::int64_t ParamGradPlan::copy_of(const Accumulator& accumulator, std::int64_t
   std::int64_t copy = 0;
   if (accumulator.per_batch) copy = b;
   if (accumulator.per_head) copy = copy * head_parts_ + h;
-  return copy * share_parts_ + s;
+  if (accumulator.per_share) copy = copy * share_parts_ + s;
+  return copy;
 }
 
 std::string ParamGradPlan::reduction() const {

@@ -13,8 +13,8 @@ namespace foveal::cpu {
 
 /// The backward's tasks are (batch, kv head, share) triples, share < shares, where shares depends on the shape only. Every task belongs to
 /// one partition; the tasks of a partition must run in sequence, in increasing (batch, kv head, share); partitions may run concurrently.
-/// Each partition has its own accumulators, or, where the partitions of a parameter touch different elements (reads with `head` or `batch`
-/// as an index), all share one. finish() adds the partitions in order into the caller's tensors.
+/// Each partition has its own accumulators, or, where the partitions of a parameter touch different elements (`batch`, `head` or `q_idx` is
+/// an index of every read, in the same dimension), all share one. finish() adds the partitions in order into the caller's tensors.
 class ParamGradPlan {
  public:
   ParamGradPlan() = default;
@@ -37,10 +37,10 @@ class ParamGradPlan {
   struct Accumulator {
     int param;
     std::int64_t numel;
-    bool wide;                 ///< doubles; otherwise floats
-    bool plain;                ///< the caller's tensor is like a copy
-    bool direct;               ///< one copy, and it is the caller's tensor itself
-    bool per_batch, per_head;  ///< the partitions of different batches (heads) need accumulators of their own
+    bool wide;                            ///< doubles; otherwise floats
+    bool plain;                           ///< the caller's tensor is like a copy
+    bool direct;                          ///< one copy, and it is the caller's tensor itself
+    bool per_batch, per_head, per_share;  ///< the partitions of different batches (heads, shares) need accumulators of their own
     std::int64_t copies;
     std::size_t offset, bytes;  ///< of the first copy; of one copy
   };

@@ -136,6 +136,18 @@ std::vector<Op> IndexForms::own_positions(const Address& read) const {
   return own;
 }
 
+bool IndexForms::separates(Op position, const std::vector<Address>& reads) const {
+  const std::vector<ValueId>& first = reads.front().index;
+  for (std::size_t d = 0; d < first.size(); ++d) {
+    const Linear* const sum = sum_of(first[d]);
+    const bool shifted =
+        sum != nullptr && sum->terms.size() == 1 && sum->terms[0].coefficient == 1 && program_[sum->terms[0].atom].op == position;
+    const auto same = [&](const Address& read) { return read.index[d] == first[d]; };
+    if (shifted && is_inside(reads.front(), d) && std::ranges::all_of(reads, same)) return true;
+  }
+  return false;
+}
+
 bool IndexForms::covers(const Address& read) const {
   unsigned seen = 0;
   for (std::size_t d = 0; d < read.index.size(); ++d) {

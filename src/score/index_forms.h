@@ -60,6 +60,9 @@ class IndexForms {
   bool is_element_of_lines(const Address& read) const;
   /// Positions such that pairs which differ in these alone touch different elements.
   std::vector<Op> own_positions(const Address& read) const;
+  /// Do pairs that differ in this position (batch, head, q_idx or kv_idx) touch different elements, whatever else they differ in? By any of
+  /// these reads of one parameter: all have the position, or the same sum of it and a constant, in one dimension.
+  bool separates(Op position, const std::vector<Address>& reads) const;
   /// Do the pairs of each batch entry and head touch every element exactly once? Of a read with own_elements.
   bool covers(const Address& read) const;
   /// How many elements the pairs of one batch entry and head may touch, at most 2^30.

@@ -16,6 +16,7 @@
 #include "base/dtype.h"
 #include "base/parallel.h"
 #include "base/philox.h"
+#include "base/strided.h"
 #include "catalogue/catalogue.h"
 #include "problem/case_data.h"
 #include "score/evaluate.h"
@@ -653,6 +654,12 @@ TEST(ParamGradPlans, ShareWhatPartitionsDoNotShare) {
   const ParamGradPlan each = plan_of("b2 h8 q9 d16 score=\"score + b[batch, head, q_idx, kv_idx]\" param=\"b: real[2, 8, 9, 9] grad\"", 1);
   EXPECT_EQ(each.partitions(), 16);
   EXPECT_EQ(each.workspace_bytes(), 0u);  // one copy: the caller's tensor itself
+  // Different queries, too: the shares of a head need none.
+  const ParamGradPlan shares = plan_of("b1 h2 q9 d16 score=\"score + b[head, q_idx, kv_idx // 2]\" param=\"b: real[2, 9, 5] grad\"", 4);
+  EXPECT_EQ(shares.partitions(), 8);
+  EXPECT_EQ(shares.workspace_bytes(), 768u);  // one copy, of 2 * 9 * 5 doubles
+  const ParamGradPlan grouped = plan_of("b1 h2:1 q9 d16 score=\"score + b[q_idx, kv_idx]\" param=\"b: real[9, 9] grad\"", 4);
+  EXPECT_EQ(grouped.workspace_bytes(), 4u * 512);  // other heads of the group have the same queries
   // A table for all: at most 64 copies.
   const ParamGradPlan table = plan_of("b32 h16 q9 d16 score=\"score + b[kv_idx]\" param=\"b: real[9] grad\"", 4);
   EXPECT_LE(table.partitions(), 64);
@@ -672,6 +679,19 @@ TEST(ParamGradPlans, ShareWhatPartitionsDoNotShare) {
           seen[static_cast<std::size_t>(p)] = true;
         }
     EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](bool s) { return s; }));
+  }
+}
+
+/// Heads touch elements of others where two reads have `head` in different dimensions, or where it is clamped.
+TEST(ParamGradPlans, CopyWhatPartitionsShare) {
+  for (const char* text : {"score=\"score * (1 + b[head, kv_idx]) + b[kv_idx, head]\" param=\"b: real[8, 8] grad\"",
+                           "score=\"score * b[head, kv_idx]\" param=\"b: real[4, 8] grad\""}) {
+    const problem::CaseData data(problem::parse_line(std::string("backward f32 grads=none b1 h8 q8 d16 ") + text));
+    const problem::Problem problem = problem_of(data);
+    const ParamGradPlan plan(problem, 1);
+    const std::size_t one = static_cast<std::size_t>(base::numel(problem.params[0].param.shape())) * sizeof(double);
+    EXPECT_EQ(plan.partitions(), 8) << text;
+    EXPECT_EQ(plan.workspace_bytes(), 8 * one) << text;
   }
 }
 

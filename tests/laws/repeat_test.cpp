@@ -12,13 +12,17 @@ FOVEAL_LAWS(Repeat);
 
 const std::vector<std::string>& problems() {
   static const std::vector<std::string> lines{
-      "forward f32 b2 h4:2 q100:130 d64 mask=\"causal()\"",
-      "backward f32 b2 h4:2 q100:130 d64 mask=\"causal()\" determinism=reproducible",
+      "forward f32 b2 h4:2 q100:130 d64 mask=\"causal()\"", "backward f32 b2 h4:2 q100:130 d64 mask=\"causal()\" determinism=reproducible",
       "backward bf16 b1 h4 q150 d64 determinism=reproducible strategy=fused",
       "backward bf16 b1 h4 q150 d64 determinism=reproducible strategy=split",
       "backward f32 b2 h2 q90 d32 score=\"score + t[i[q_idx]] * t[i[kv_idx]] + rel[head, clamp(kv_idx - q_idx, -9, 9) + 9]\" param=\"t: "
       "real[5] grad\" "
       "param=\"i: integer[90] integers(0, 4)\" param=\"rel: real[2, 19] grad\" determinism=reproducible",
+      // Heads add to the same elements; shares of a head to different ones.
+      "backward f32 b1 h4 q256 d16 score=\"score * (1 + b[head, kv_idx % 4]) + b[kv_idx % 4, head]\" param=\"b: real[4, 4] grad\" "
+      "determinism=reproducible",
+      "backward f32 b1 h4:2 q300 d32 score=\"score + b[head, q_idx, kv_idx // 3] * b[head, q_idx, 7]\" param=\"b: real[4, 300, 100] grad\" "
+      "determinism=reproducible",
       "backward f32 b1 h2 q64 d32 sink=s param=\"s: real[2] grad\" dropout=0.2:9 dlse determinism=reproducible"};
   return lines;
 }

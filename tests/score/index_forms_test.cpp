@@ -39,6 +39,27 @@ TEST(IndexForms, FindPositionsThatReadElementsOfTheirOwn) {
   EXPECT_TRUE(Read("a[ids[kv_idx]]").own().empty());
 }
 
+TEST(IndexForms, KnowWhichPositionsSeparateElements) {
+  const auto separates = [](const std::string& element, const std::string& added) {
+    const std::vector<Param> params{Param("c", {4, 16, 32}), Param("ids", {32}, Type::integer)};
+    const ScoreProgram program = compile(
+        {.score_mod = parse("score * " + element + added, params), .params = params, .wants_gradient = {true, false}, .backward = true});
+    const Box box{.batch = {0, 1}, .head = {0, 3}, .q_idx = {0, 15}, .kv_idx = {0, 31}, .seqlen_q = {16, 16}, .seqlen_kv = {32, 32}};
+    const std::vector<Interval> ranges(program.params.size(), {0, 31});
+    const IndexForms forms(program.backward, program.params, evaluate(program.backward, box, WholeRanges(ranges)));
+    std::string found;
+    for (const auto& [name, position] : {std::pair{'b', Op::batch}, {'h', Op::head}, {'q', Op::q_idx}, {'k', Op::kv_idx}})
+      if (forms.separates(position, {program.reads.begin(), program.reads.end()})) found += name;
+    return found;
+  };
+  EXPECT_EQ(separates("c[head, q_idx, kv_idx]", ""), "hqk");
+  EXPECT_EQ(separates("c[head, q_idx - 1, ids[kv_idx]]", ""), "h");  // the first two queries are clamped to one row
+  EXPECT_EQ(separates("c[head, 15 - q_idx, kv_idx]", ""), "hk");
+  EXPECT_EQ(separates("c[0, q_idx, q_idx + kv_idx // 4]", " + c[1, q_idx, kv_idx]"), "q");
+  EXPECT_EQ(separates("c[head, 0, kv_idx]", " + c[kv_idx, 0, head]"), "");  // in other dimensions
+  EXPECT_EQ(separates("c[head, q_idx % 16, kv_idx]", " + c[head, q_idx // 2, kv_idx]"), "hk");
+}
+
 TEST(IndexForms, KnowWhichElementsPairsTouch) {
   const Read whole("c[head, q_idx, kv_idx]"), part("a[kv_idx + 16]"), beyond("a[kv_idx + 17]");
   EXPECT_TRUE(whole.forms.covers(whole.read()));
