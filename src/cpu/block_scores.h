@@ -42,7 +42,7 @@ BlockScores<Real> score_block(const Setup<Real>& s, const Sequence& sequence, co
   }
   const TileFrame frame = s.frame(sequence, at.lanes, at.block, found.range);
   Real* scores = to.tile + found.range.begin * ld;
-  s.ops.dot(k, at.panel, found.range, lanes, s.dim, to.tile);
+  s.ops.dot(k, at.panel, found.range, at.lanes.padded(s.ops.lane_multiple), s.dim, to.tile);
   if (s.problem.attention.checked) s.refuse_fault(frame, data, scores);
   if (!s.tape.has_score() && (!at.partial || found.ranges.first)) return found;
   std::fill_n(to.lane_max, lanes, -std::numeric_limits<Real>::infinity());

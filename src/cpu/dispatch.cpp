@@ -97,12 +97,14 @@ const std::vector<Target>& all_targets() {
 #if defined(__x86_64__)
     list.push_back(
         make_target("amx", missing_for_amx(), "AMX-bf16 for bf16, AVX-512 for the rest", &targets::avx512_f32, &targets::avx512_f64));
-    list.back().bf16 = &targets::amx_bf16;
+    list.back().bf16 = &targets::amx_bf16, list.back().decode = &targets::avx512_decode;
     list.push_back(make_target("avx512bf16", missing_for_avx512bf16(), "VDPBF16PS for bf16, AVX-512 for the rest", &targets::avx512_f32,
                                &targets::avx512_f64));
-    list.back().bf16 = &targets::avx512bf16_bf16;
+    list.back().bf16 = &targets::avx512bf16_bf16, list.back().decode = &targets::avx512_decode;
     list.push_back(make_target("avx512", missing_for_avx512(), "AVX-512 F, BW, DQ, VL", &targets::avx512_f32, &targets::avx512_f64));
+    list.back().decode = &targets::avx512_decode;
     list.push_back(make_target("avx2", missing_for_avx2(), "AVX2, FMA, F16C", &targets::avx2_f32, &targets::avx2_f64));
+    list.back().decode = &targets::avx2_decode;
 #elif defined(__aarch64__)
     list.push_back(make_target("neonbf16", missing_for_neonbf16(), "BFMMLA for bf16, Advanced SIMD for the rest", &targets::neon_f32,
                                &targets::neon_f64));
@@ -122,6 +124,19 @@ const BlockOps<float>* float_ops(const Target& target, DType dtype) {
   if (dtype == DType::bf16 && target.bf16) return target.bf16;
   if (dtype == DType::f16 && target.f16) return target.f16;
   return target.f32;
+}
+
+template <>
+const BlockOps<float>* decode_ops(const Target& target, DType dtype, std::int64_t lanes) {
+  if (!target.decode || lanes < 1) return nullptr;
+  const DecodeTables& decode = *target.decode;
+  const bool by_amx = dtype == DType::bf16 && target.bf16 && target.bf16->packed_forward;  // whose tiles have 16 lanes anyway
+  if (lanes > (dtype == DType::f32 ? decode.f32_lanes : by_amx ? 4 : DecodeTables::most_lanes)) return nullptr;
+  return dtype == DType::bf16 ? &decode.bf16 : dtype == DType::f16 ? &decode.f16 : &decode.f32;
+}
+template <>
+const BlockOps<double>* decode_ops(const Target& target, DType, std::int64_t lanes) {
+  return target.decode && lanes >= 1 && lanes <= DecodeTables::most_lanes ? &target.decode->f64 : nullptr;
 }
 
 bool worthwhile(const Target& target, DType dtype) {

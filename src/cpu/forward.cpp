@@ -31,7 +31,7 @@ class Forward final : public ForwardPass<Real, ForwardCall<Real>, ForwardWorker<
  private:
   // ---------------------------------------------------------------------------------------------------------------- planning
 
-  std::string path() const override { return "forward"; }
+  std::string path() const override { return s_.ops.lane_multiple == 1 ? "decode" : "forward"; }
   void describe_strategy(Explanation& explanation) const override {
     Base::describe_strategy(explanation);
     if (splits_.several()) explanation.details.emplace_back("split-KV", std::to_string(splits_.count()) + " splits of the keys");
@@ -79,12 +79,19 @@ class Forward final : public ForwardPass<Real, ForwardCall<Real>, ForwardWorker<
   const SplitKv<Real> splits_;
 };
 
+/// The target's table, or the one for tiles of few lanes: one query of a few heads. (seqlen_q is 0 where it is not known.)
+template <class Real>
+const BlockOps<Real>& ops_for(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops) {
+  const BlockOps<Real>* const decode = decode_ops<Real>(target, problem.dtype, problem.group_size * problem.seqlen_q);
+  return decode ? *decode : ops;
+}
+
 }  // namespace
 
 template <class Real>
 std::unique_ptr<planning::Executable> make_forward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops,
                                                    const PlanOptions& options) {
-  auto setup = std::make_unique<const Setup<Real>>(problem, target, ops, options);
+  auto setup = std::make_unique<const Setup<Real>>(problem, target, ops_for(problem, target, ops), options);
   if constexpr (std::is_same_v<Real, float>)
     if (packed_forward_serves(*setup))
       return make_packed_forward(problem, target, ops, options, std::make_unique<Forward<Real>>(std::move(setup)));

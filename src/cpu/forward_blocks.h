@@ -136,7 +136,7 @@ class ForwardBlocks {
       apply_dropout<Real>(s_.target, kept, call.dropout, worker.scores + range.begin * ld, nullptr);
     }
     if ((dropout || nonfinite) && weights.mix) s_.ops.round_weights(worker.scores, range, lanes, weights);
-    s_.ops.mix(worker.v, worker.weights, range, lanes, s_.dim_v, state.acc);
+    s_.ops.mix(worker.v, worker.weights, range, state.lanes.padded(s_.ops.lane_multiple), s_.dim_v, state.acc);
     if (nonfinite) worker.nonfinite_v->mix(range, *worker.kept, worker.scores, ld, valid, s_.dim_v, dropout, state.acc);
   }
 

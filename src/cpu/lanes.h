@@ -92,7 +92,7 @@ struct LaneView {
   int count = 0;
   const std::int32_t *head = nullptr, *q_idx = nullptr;
 
-  int padded() const { return round_up(count, TileFrame::lane_multiple); }
+  int padded(int multiple = TileFrame::lane_multiple) const { return round_up(count, multiple); }
   LaneView slice(int begin, int end) const { return {end - begin, head + begin, q_idx + begin}; }
 };
 

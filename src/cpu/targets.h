@@ -15,8 +15,10 @@ extern const BlockOps<float> neonfhm_f16;
 #if defined(__x86_64__)
 extern const BlockOps<float> avx2_f32;
 extern const BlockOps<double> avx2_f64;
+extern const DecodeTables avx2_decode;
 extern const BlockOps<float> avx512_f32;
 extern const BlockOps<double> avx512_f64;
+extern const DecodeTables avx512_decode;
 extern const BlockOps<float> avx512bf16_bf16;
 extern const BlockOps<float> amx_bf16;
 #endif

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <type_traits>
 
 #include "base/divide.h"
 #include "base/dtype.h"
@@ -25,6 +26,76 @@ void include(Interval& range, const Interval& more) {
 }
 
 constexpr Interval nothing{inf, -inf, false};
+
+Interval of_value(double value, bool is_real) {
+  if (std::isnan(value)) return {-inf, inf, true};
+  return is_real ? interval_rules::in_kernels(value) : Interval{value, value};
+}
+
+/// Some rows of a matrix, whose columns are contiguous.
+struct Rows {
+  const void* data;
+  std::int64_t row_stride, rows, columns;  ///< the stride in elements
+};
+
+/// Adds the bounds of blocks of up to fan rows and fan columns each. By columns, so that the comparisons are vector instructions.
+/// get(x): an element as a number that can be compared; those that are no number are not equal to themselves.
+template <class Stored, class Get>
+void include_blocks(const Rows& all, bool is_real, Get get, Interval* blocks) {
+  using T = decltype(get(Stored{}));
+  constexpr int width = 64;  // columns at a time
+  const auto* const data = static_cast<const Stored*>(all.data);
+  for (std::int64_t begin = 0; begin < all.columns; begin += width) {
+    const auto count = static_cast<int>(std::min<std::int64_t>(width, all.columns - begin));
+    T low[width], high[width];
+    bool nan[width] = {};
+    for (std::int64_t row = 0; row < all.rows; ++row) {
+      const Stored* const from = data + row * all.row_stride + begin;
+      for (int i = 0; i < count; ++i) {
+        const T x = get(from[i]);
+        low[i] = row == 0 || x < low[i] ? x : low[i];
+        high[i] = row == 0 || x > high[i] ? x : high[i];
+        if constexpr (std::is_floating_point_v<T>) nan[i] |= x != x;
+      }
+    }
+    for (int i = 0; i < count; ++i) {
+      Interval& block = blocks[(begin + i) / fan];
+      if (nan[i]) {
+        include(block, {-inf, inf, true});
+        continue;
+      }
+      include(block, of_value(static_cast<double>(low[i]), is_real));
+      if (high[i] != low[i]) include(block, of_value(static_cast<double>(high[i]), is_real));
+    }
+  }
+}
+
+/// The same by the elements' type. False where there is no such loop.
+bool include_blocks(const Rows& rows, DType dtype, Interval* blocks) {
+  const auto as_is = [](auto x) { return x; };
+  switch (dtype) {
+    case DType::f64:
+      return include_blocks<double>(rows, true, as_is, blocks), true;
+    case DType::f32:
+      return include_blocks<float>(rows, true, as_is, blocks), true;
+    case DType::i64:
+      return include_blocks<std::int64_t>(rows, false, as_is, blocks), true;
+    case DType::i32:
+      return include_blocks<std::int32_t>(rows, false, as_is, blocks), true;
+    case DType::i16:
+      return include_blocks<std::int16_t>(rows, false, as_is, blocks), true;
+    case DType::i8:
+      return include_blocks<std::int8_t>(rows, false, as_is, blocks), true;
+    case DType::u8:
+      return include_blocks<std::uint8_t>(rows, false, as_is, blocks), true;
+    case DType::boolean:
+      return include_blocks<std::uint8_t>(
+                 rows, false, [](std::uint8_t x) { return static_cast<std::uint8_t>(x != 0); }, blocks),
+             true;
+    default:
+      return false;
+  }
+}
 
 }  // namespace
 
@@ -108,10 +179,21 @@ class DataReadRanges::Summary {
   }
 
   Interval element(std::int64_t slice_offset, std::int64_t row, std::int64_t column) const {
-    const double value =
-        base::load(tensor_.data, tensor_.dtype, slice_offset + row * tensor_.strides[outer()] + column * tensor_.strides[outer() + 1]);
-    if (std::isnan(value)) return {-inf, inf, true};
-    return is_real_ ? interval_rules::in_kernels(value) : Interval{value, value};
+    return of_value(
+        base::load(tensor_.data, tensor_.dtype, slice_offset + row * tensor_.strides[outer()] + column * tensor_.strides[outer() + 1]),
+        is_real_);
+  }
+  /// The elements of rows [row, row + count) into their blocks, the first of which is given.
+  void include_elements(std::int64_t slice_offset, std::int64_t row, std::int64_t count, Interval* blocks) const {
+    const std::int64_t row_stride = tensor_.strides[outer()], columns = tensor_.sizes[outer() + 1];
+    const auto size = static_cast<std::int64_t>(size_of(tensor_.dtype));
+    const char* const data = static_cast<const char*>(tensor_.data) + (slice_offset + row * row_stride) * size;
+    const bool aligned = reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(size) == 0;
+    if (aligned && (tensor_.strides[outer() + 1] == 1 || columns == 1) &&
+        include_blocks({data, row_stride, count, columns}, tensor_.dtype, blocks))
+      return;
+    for (std::int64_t i = row; i < row + count; ++i)
+      for (std::int64_t j = 0; j < columns; ++j) include(blocks[j / fan], element(slice_offset, i, j));
   }
 
   void build() const {
@@ -125,11 +207,16 @@ class DataReadRanges::Summary {
                   std::pmr::vector<Interval>(static_cast<std::size_t>(slices_ * rows * columns), nothing, levels_.get_allocator())};
       for (std::int64_t slice = 0; slice < slices_; ++slice) {
         const std::int64_t offset = slice_offset(slice);
-        for (std::int64_t i = 0; i < below_rows; ++i)
-          for (std::int64_t j = 0; j < below_columns; ++j) {
-            Interval& block = level.blocks[static_cast<std::size_t>((slice * rows + i / fan) * columns + j / fan)];
-            include(block, levels_.empty() ? element(offset, i, j) : block_at(levels_.back(), slice, i, j));
+        for (std::int64_t row = 0; row < rows; ++row) {
+          Interval* const blocks = level.blocks.data() + (slice * rows + row) * columns;
+          const std::int64_t end = std::min((row + 1) * fan, below_rows);
+          if (levels_.empty()) {
+            include_elements(offset, row * fan, end - row * fan, blocks);
+            continue;
           }
+          for (std::int64_t i = row * fan; i < end; ++i)
+            for (std::int64_t j = 0; j < below_columns; ++j) include(blocks[j / fan], block_at(levels_.back(), slice, i, j));
+        }
       }
       levels_.push_back(std::move(level));
     } while (rows > 1 || columns > 1);

@@ -36,10 +36,23 @@ std::string table_name(const std::string& target, DType dtype) {
   return dtype == DType::f64 ? target_of(target).f64->name : cpu::float_ops(target_of(target), dtype)->name;
 }
 
+/// The table for few lanes where the target has one that is faster, and all tiles are small; else null.
+const char* decode_table(const std::string& target, const problem::Line& line) {
+  const std::int64_t lanes = line.seqlen_q * line.heads_q / line.heads_kv;
+  const cpu::Target& t = target_of(target);
+  if (line.dtype == DType::f64) {
+    const auto* ops = cpu::decode_ops<double>(t, line.dtype, lanes);
+    return ops ? ops->name : nullptr;
+  }
+  const auto* ops = cpu::decode_ops<float>(t, line.dtype, lanes);
+  return ops ? ops->name : nullptr;
+}
+
 /// Plain bf16 with masks by ranges and enough rows for a tile goes over packed keys where the target has them (AMX), or over the other kernel, which its name
 /// shows behind the bar.
 std::string forward_kernel(const std::string& target, const problem::Line& line, bool by_ranges) {
   const std::string plain = "cpu." + table_name(target, line.dtype) + ".forward";
+  if (const char* decode = decode_table(target, line)) return "cpu." + std::string(decode) + ".decode";
   if (!by_ranges || line.dtype != DType::bf16 || problem::to_string(line).find(" score=") != std::string::npos ||
       line.attention.dropout_p > 0)
     return plain;
@@ -74,6 +87,14 @@ const Shape shapes[] = {
     {"widest", "b1 h1 q20:33 d512"},
     {"decode", "b2 h8:2 q1:150 d64"},
     {"decode_in_pieces", "b1 h4:2 q1:2100 d24 mask=causal_bottom_right() sink=s param=\"s: real[4] normal(2) grad\""},
+    {"decode_one_lane", "b2 h3 q1:200 d100:40 mask=padding(n) param=\"n: integer[2] integers(1, 200)\""},
+    {"decode_two_lanes", "b1 h4 q2:300 d65:33 layout=bhsd mask=causal_bottom_right() dropout=0.2:9"},
+    {"decode_three_lanes", "b1 h3:1 q1:130 d40 layout=dim_first inputs=adversarial sink=s param=\"s: real[3] normal(2) grad\""},
+    {"decode_five_lanes", "b2 h5:1 q1:131 d128 mask=\"kv_idx % 3 != head % 3\"", false},
+    {"decode_six_lanes", "b1 h4:2 q3:77 d24:80 mask=causal_bottom_right() score=softcap(4)"},
+    {"decode_seven_lanes", "b1 h14:2 q1:64 d17 scale=-0.4"},
+    {"decode_eight_lanes", "b2 h4:1 q2:129 d32 score=\"score + bias[head, q_idx, kv_idx]\" param=\"bias: real[4, 2, 129] grad\""},
+    {"decode_lengths", "b3 h4:2 q2:120 d32 lengths=1:70,2:120,2:5"},
     {"few_queries", "b1 h6:2 q11:97 d48:80"},
     {"one_kv_head", "b1 h5:1 q70:64 d32"},
     {"one_key", "b1 h2 q90:1 d40"},

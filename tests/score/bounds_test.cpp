@@ -7,6 +7,7 @@
 #include <limits>
 #include <random>
 
+#include "base/dtype.h"
 #include "foveal/masks.h"
 #include "score/program.h"
 
@@ -180,35 +181,42 @@ Interval brute_force(const std::vector<double>& data, const std::vector<std::int
 
 TEST(DataReadRanges, AreTheExactRangesOfTheData) {
   std::mt19937 random(3);
-  for (const std::vector<std::int64_t>& shape :
-       std::vector<std::vector<std::int64_t>>{{}, {1}, {7}, {1000}, {3, 77}, {130, 65}, {2, 3, 20, 30}}) {
-    std::int64_t size = 1;
-    for (std::int64_t extent : shape) size *= extent;
-    std::vector<float> storage(static_cast<std::size_t>(size) * 2);
-    std::vector<double> data(static_cast<std::size_t>(size));
-    TensorView view;
-    view.data = storage.data();
-    view.rank = static_cast<int>(shape.size());
-    std::int64_t stride = 2;  // every second element: strides are honoured
-    for (std::size_t i = shape.size(); i-- > 0;) {
-      view.sizes[i] = shape[i];
-      view.strides[i] = stride;
-      stride *= shape[i];
-    }
-    for (std::size_t n = 0; n < data.size(); ++n) data[n] = storage[2 * n] = static_cast<float>(static_cast<int>(random() % 2001) - 1000);
-    const scoring::DataReadRanges ranges({{"p", shape, Type::real}}, {view});
-    for (int trial = 0; trial < 200; ++trial) {
-      std::vector<Interval> index;
-      for (std::int64_t extent : shape) {
-        const double a = static_cast<double>(static_cast<std::int64_t>(random() % static_cast<unsigned>(extent + 6)) - 3);
-        index.push_back({a, a + static_cast<double>(random() % static_cast<unsigned>(extent + 1))});
+  const std::vector<std::vector<std::int64_t>> shapes{{}, {1}, {7}, {1000}, {3, 77}, {130, 65}, {2, 3, 20, 30}};
+  for (const DType dtype :
+       {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32, DType::i16, DType::i8, DType::u8, DType::boolean})
+    for (const std::int64_t step : {1, 2})  // of every second element, strides are honoured
+      for (const std::vector<std::int64_t>& shape : shapes) {
+        std::int64_t size = 1;
+        for (std::int64_t extent : shape) size *= extent;
+        std::vector<double> storage(static_cast<std::size_t>(size * step)),
+            data(static_cast<std::size_t>(size));  // at least as large as any type
+        TensorView view;
+        view.data = storage.data();
+        view.dtype = dtype;
+        view.rank = static_cast<int>(shape.size());
+        std::int64_t stride = step;
+        for (std::size_t i = shape.size(); i-- > 0;) {
+          view.sizes[i] = shape[i];
+          view.strides[i] = stride;
+          stride *= shape[i];
+        }
+        for (std::int64_t n = 0; n < size; ++n) {
+          base::store(view.data, dtype, n * step, static_cast<double>(static_cast<int>(random() % 2001) - 1000));
+          data[static_cast<std::size_t>(n)] = base::load(view.data, dtype, n * step);
+        }
+        const scoring::DataReadRanges ranges({{"p", shape, Type::real}}, {view});
+        for (int trial = 0; trial < 50; ++trial) {
+          std::vector<Interval> index;
+          for (std::int64_t extent : shape) {
+            const double a = static_cast<double>(static_cast<std::int64_t>(random() % static_cast<unsigned>(extent + 6)) - 3);
+            index.push_back({a, a + static_cast<double>(random() % static_cast<unsigned>(extent + 1))});
+          }
+          const Interval found = ranges.range(0, index), wanted = brute_force(data, shape, index);
+          ASSERT_EQ(found.low, wanted.low) << to_string(dtype) << " step " << step;
+          ASSERT_EQ(found.high, wanted.high) << to_string(dtype) << " step " << step;
+          ASSERT_FALSE(found.maybe_nan);
+        }
       }
-      const Interval found = ranges.range(0, index), wanted = brute_force(data, shape, index);
-      ASSERT_EQ(found.low, wanted.low);
-      ASSERT_EQ(found.high, wanted.high);
-      ASSERT_FALSE(found.maybe_nan);
-    }
-  }
 }
 
 TEST(DataReadRanges, KnowNoMoreThanTheyAreGiven) {

@@ -17,11 +17,13 @@
 //   bf16 (VDPBF16PS)    panel [d / 2][tile_lanes][2], rows [lane / 2][padded d][2], operand = K rows for dot and pairs of rows for mix,
 //                       weights = P rounded, [key][lane] for spread and [key / 2][lane][2] for mix
 //   bf16 (AMX)          the same idea in tiles of 16 x 32
+//   decode              panel [lane][padded d], operand = the tensor's own rows, weights = the tile itself
 //
 // Rules. Buffers are aligned to 64 bytes. Lane counts are multiples of 16, at most tile_lanes, which is the distance between the rows of a
-// tile and of mix's accumulators. A key range [begin, end) indexes the rows of the block; begin is a multiple of key_multiple, end is at
-// most block_kv, and dot may write rows up to the next multiple of key_multiple (their contents do not matter: operations that need zeros
-// there write them). This header and all that targets include use no templates or inline functions of std: see targets/targets.cmake.
+// tile and of mix's accumulators; those of dot and mix are multiples of lane_multiple. A key range [begin, end) indexes the rows of the
+// block; begin is a multiple of key_multiple, end is at most block_kv, and dot may write rows up to the next multiple of key_multiple
+// (their contents do not matter: operations that need zeros there write them). This header and all that targets include use no templates
+// or inline functions of std: see targets/targets.cmake.
 #include <cstddef>
 #include <cstdint>
 
@@ -199,6 +201,7 @@ struct BlockOps {
   /// Otherwise weights have buffers of 2-byte elements.
   bool weights_in_tile;
   int panel_lane_bytes;  ///< from a lane of a panel to the next
+  int lane_multiple;     ///< of dot and mix
 
   // Packing. Sizes in bytes.
   std::size_t (*panel_bytes)(int dim);
@@ -248,6 +251,14 @@ struct BlockOps {
 
   const PackedForwardOps* packed_forward = nullptr;  ///< if there is such a kernel
   const PackedBackwardOps* packed_backward = nullptr;
+};
+
+/// Tables for the forward pass over tiles of few lanes (decode_ops.h), by the type of the tensors.
+struct DecodeTables {
+  BlockOps<float> f32, bf16, f16;
+  BlockOps<double> f64;
+  int f32_lanes;  ///< as many as the table for f32 is faster with than PlainOps; the others are with most_lanes
+  static constexpr int most_lanes = 8;
 };
 
 }  // namespace foveal::cpu

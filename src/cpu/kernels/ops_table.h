@@ -11,7 +11,7 @@ namespace {
 template <class V, int TileLanes>
 struct LaneOps {
   using Real = typename V::Real;
-  static constexpr int kTileLanes = TileLanes, kPanelLaneBytes = sizeof(Real);
+  static constexpr int kTileLanes = TileLanes, kPanelLaneBytes = sizeof(Real), kLaneMultiple = 16;
 
   static void scale_lanes(Real* acc, int dim, int lanes, const Real* factor) { cpu::scale_lanes<V>(acc, TileLanes, dim, lanes, factor); }
   static void write_lanes(const Real* acc, int dim, const Real* factor, const LaneRowsOut& rows) {
@@ -31,6 +31,7 @@ constexpr BlockOps<typename Ops::Real> table_of(const char* name) {
           .key_multiple = Ops::kKeyMultiple,
           .weights_in_tile = Ops::kWeightsInTile,
           .panel_lane_bytes = Ops::kPanelLaneBytes,
+          .lane_multiple = Ops::kLaneMultiple,
           .panel_bytes = Ops::panel_bytes,
           .rows_bytes = Ops::rows_bytes,
           .operand_bytes = Ops::operand_bytes,

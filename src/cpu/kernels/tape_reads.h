@@ -2,9 +2,37 @@
 #pragma once
 #include "cpu/kernels/tape_addresses.h"
 #include "cpu/simd/half.h"
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 namespace foveal::cpu {
 namespace {
+
+/// Elements of f16, which compilers convert one by one where there is an instruction for many.
+template <class R>
+struct FromF16 {
+#if defined(__F16C__)
+  R operator()(std::uint16_t x) const { return static_cast<R>(_cvtsh_ss(x)); }
+#else
+  R operator()(std::uint16_t x) const { return static_cast<R>(from_f16(x)); }
+#endif
+};
+
+/// to[0 .. 15] = convert(from[0 .. 15])
+template <class Stored, class Out, class Convert>
+void convert_run(const Stored* from, Out* to, Convert convert) {
+  for (int k = 0; k < 16; ++k) to[k] = convert(from[k]);
+}
+#if defined(__F16C__)
+template <class R>
+void convert_run(const std::uint16_t* from, R* to, FromF16<R>) {
+  alignas(32) float x[16];
+  for (int half = 0; half < 16; half += 8)
+    _mm256_store_ps(x + half, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + half))));
+  for (int k = 0; k < 16; ++k) to[k] = static_cast<R>(x[k]);
+}
+#endif
 
 class TapeReads : protected TapeAddresses {
  protected:
@@ -29,17 +57,12 @@ class TapeReads : protected TapeAddresses {
       const auto to = [&](int r) { return reinterpret_cast<Out*>(out.p + r * out.row) + i; };
       int r = 0;
       for (; r < rows_ && parts.lanes_contiguous; ++r) {
-        const Stored* from = data + parts.row[r] + parts.lane[0];
-        Out* row = to(r);
-        for (int k = 0; k < 16; ++k) row[k] = convert(from[k]);
+        convert_run(data + parts.row[r] + parts.lane[0], to(r), convert);
       }
       // 16 rows that are contiguous in memory: load 16 elements for each lane, then transpose.
       for (; r + 16 <= rows_ && parts.rows_contiguous(r, 16); r += 16) {
         alignas(64) Out square[16][16];
-        for (int k = 0; k < 16; ++k) {
-          const Stored* from = data + parts.row[r] + parts.lane[k];
-          for (int j = 0; j < 16; ++j) square[k][j] = convert(from[j]);
-        }
+        for (int k = 0; k < 16; ++k) convert_run(data + parts.row[r] + parts.lane[k], square[k], convert);
         transpose(square);
         for (int j = 0; j < 16; ++j) __builtin_memcpy(to(r + j), square[j], sizeof square[j]);
       }
@@ -83,7 +106,7 @@ class TapeReads : protected TapeAddresses {
       case DType::bf16:
         return read<R, std::uint16_t>(step, [](std::uint16_t x) { return static_cast<R>(from_bf16(x)); });
       case DType::f16:
-        return read<R, std::uint16_t>(step, [](std::uint16_t x) { return static_cast<R>(from_f16(x)); });
+        return read<R, std::uint16_t>(step, FromF16<R>{});
       default:
         return;
     }

@@ -52,6 +52,16 @@ struct Avx2F32 : VectorOps<Avx2F32Registers> {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 
+  static Vec sums(const Vec (&r)[8]) {
+    Vec of_four[2];
+    for (int i = 0; i < 2; ++i) {
+      const Vec* const x = r + 4 * i;
+      const __m256d a = _mm256_castps_pd(add(_mm256_unpacklo_ps(x[0], x[1]), _mm256_unpackhi_ps(x[0], x[1])));
+      const __m256d b = _mm256_castps_pd(add(_mm256_unpacklo_ps(x[2], x[3]), _mm256_unpackhi_ps(x[2], x[3])));
+      of_four[i] = add(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+    }
+    return add(_mm256_permute2f128_ps(of_four[0], of_four[1], 0x20), _mm256_permute2f128_ps(of_four[0], of_four[1], 0x31));
+  }
   static void transpose(Vec (&r)[8]) {
     Vec t[8];
     for (int i = 0; i < 8; i += 4) {  // 4 x 4 within each 128-bit lane
@@ -93,6 +103,11 @@ struct Avx2F64 : VectorOps<Avx2F64Registers> {
   }
   static Vec exp2(Vec x) { return exp2_by_bits<Avx2F64>(x); }
 
+  static Vec sums(const Vec (&r)[4]) {
+    const auto pair = [](Vec a, Vec b) { return add(_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b)); };
+    const Vec a = pair(r[0], r[1]), b = pair(r[2], r[3]);
+    return add(_mm256_permute2f128_pd(a, b, 0x20), _mm256_permute2f128_pd(a, b, 0x31));
+  }
   static void transpose(Vec (&r)[4]) {
     const Vec a = _mm256_unpacklo_pd(r[0], r[1]), b = _mm256_unpackhi_pd(r[0], r[1]);
     const Vec c = _mm256_unpacklo_pd(r[2], r[3]), d = _mm256_unpackhi_pd(r[2], r[3]);
