@@ -1,6 +1,6 @@
 """What calls of a framework's functions mean for expressions.
 
-A framework's front (torch.tracing, jax_trace) first lets the framework itself check a call on stand-ins without data, which gives the shape and
+A framework's front (torch/tracing, jax/tracing) first lets the framework itself check a call on stand-ins without data, which gives the shape and
 dtype of the result; then a meaning from its table makes the expressions. What a meaning does not understand is refused.
 """
 

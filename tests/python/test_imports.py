@@ -9,7 +9,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[2] / "python" / "foveal"
 
 # Imports that close a circle still.
-KNOWN = {("foveal.jax_context", "foveal.jax"), ("foveal.torch.context_operators", "foveal.torch.context_parallel")}
+KNOWN = {("foveal.torch.context_operators", "foveal.torch.context_parallel")}
 
 
 def import_graph(package):

@@ -11,9 +11,9 @@ from typing import Any, Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from . import _core, evaluation, logging
-from .describe import Description
-from .evaluation import MaterializedWarning, Symbols
+from .. import _core, evaluation, logging
+from ..describe import Description
+from ..evaluation import MaterializedWarning, Symbols
 
 
 def _integers() -> Any:

@@ -1,4 +1,4 @@
-"""Derivatives of the passes: reverse mode by the backward pass, all others by JAX's operations (jax_evaluate).
+"""Derivatives of the passes: reverse mode by the backward pass, all others by JAX's operations (evaluate.py).
 
 The tangents of a forward pass are a primitive of their own. Reverse mode only transposes it, which gives the backward pass; forward mode and
 higher derivatives evaluate it.
@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .describe import Description
-from .jax_evaluate import attend
+from ..describe import Description
+from .evaluate import attend
 
-Gradients = Callable[..., dict[Any, Any]]  # (given by role, parameters, positions of those that want a gradient) -> gradients as in jax.py
+Gradients = Callable[..., dict[Any, Any]]  # (given by role, parameters, positions of those that want a gradient) -> gradients as in passes.py
 
 
 def is_real(x: Any) -> bool:
