@@ -27,8 +27,9 @@ from . import _core, logging, transformers_alibi
 from ._core import Expr
 from .describe import Rng, describe
 from .signatures import Options
-from .torch import operators
-from .torch.operators import bound, call, draw_rng
+from .torch import calls
+from .torch.calls import call, draw_rng
+from .torch.programs import bound
 from .torch.tracing import TorchTracer
 
 
@@ -247,7 +248,7 @@ def attention_mask(
     except (TypeError, ValueError, IndexError, NotImplementedError, AttributeError):  # a function of a model's own, not of positions alone
         return materialize()
     assert described.mask is not None
-    if operators.context is not None and described.arrays:
+    if calls.context is not None and described.arrays:
         _refuse_masks_of_shards(padding is not None)
     params = {param.name: tensor for param, tensor in zip(described.params, described.arrays)}
     of_module = getattr(kwargs.get("config"), "model_type", None) in transformers_alibi.MODEL_TYPES
@@ -266,7 +267,7 @@ def _refuse_masks_of_shards(is_padding: bool) -> None:
             "position_ids: within context_parallel() they are not consecutive, which transformers takes for packed sequences unless it gets an "
             "attention_mask; expected one of ones, [batch, this rank's tokens]"
         )
-    operators.context._refused(error)  # positions of other ranks may be consecutive
+    calls.context.refused(error)  # positions of other ranks may be consecutive
     raise error
 
 

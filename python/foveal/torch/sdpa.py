@@ -12,9 +12,10 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from ..argument_errors import public
 from ..describe import Rng, without_gradient
 from ..signatures import Options, check_flags
+from .calls import call, draw_rng, dtype_of, whole_seqlens
 from .errors import CallError
-from .operators import bound, call, draw_rng, dtype_of, whole_seqlens
 from .packed import jagged_attention
+from .programs import bound
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _SYMBOLS = ("batch", "head", "q_idx", "kv_idx")
