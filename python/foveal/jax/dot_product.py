@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..argument_errors import public
+from ..masks import read_by_pair
 from .native import attention
 from .operands import array, owned
 
@@ -94,5 +95,4 @@ def _read(name: str, array: Any, full: tuple[int, ...], params: dict[str, Any]) 
     if array.ndim != 4 or any(extent not in (1, whole) for extent, whole in zip(array.shape, full)):
         raise ValueError(f"dot_product_attention: {name}: shape {array.shape}; expected one that broadcasts to {full}")
     params[name] = array
-    symbols = ("batch", "head", "q_idx", "kv_idx")
-    return f"{name}[{', '.join([symbol if extent > 1 else '0' for extent, symbol in zip(array.shape, symbols)])}]"
+    return read_by_pair(name, array.shape)

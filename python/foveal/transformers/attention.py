@@ -13,6 +13,7 @@ from transformers.utils import output_capturing
 
 from .. import _core
 from ..describe import Rng
+from ..masks import read_by_pair
 from ..signatures import Options
 from ..torch.calls import call, draw_rng
 from ..torch.programs import bound
@@ -141,8 +142,7 @@ def _read(name: str, tensor: Tensor, query: Tensor, key: Tensor, params: dict[st
     if any([extent not in (1, whole) for extent, whole in zip(tensor.shape, full)]):
         raise ValueError(f"attn_implementation='foveal': {name}: shape {tuple(tensor.shape)}; expected one that broadcasts to {full}")
     params[name] = tensor
-    symbols = ("batch", "head", "q_idx", "kv_idx")
-    return f"{name}[{', '.join([symbol if extent > 1 else '0' for extent, symbol in zip(tensor.shape, symbols)])}]"
+    return read_by_pair(name, tensor.shape)
 
 
 def _documents(cu_q: Tensor, cu_kv: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
