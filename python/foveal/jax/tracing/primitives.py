@@ -23,7 +23,8 @@ from jax.extend.core import jaxpr_as_fun
 from ... import _core, formulas
 from ..._core import Expr
 from ...captures import Along, At, Capture, of_part
-from ...framework_calls import Call, Meaning, binary, over_dims, unary
+from ...framework_calls import Call
+from ...meanings import Meaning, binary, over_dims, unary
 from ...symbols import Symbols
 from ..operands import owned
 from .table import round_half_away, sinc_at_zero, xlogx
