@@ -21,6 +21,11 @@ def owned(value: Any) -> jax.Array:
     return jnp.asarray(value.copy() if isinstance(value, np.ndarray) else value)
 
 
+def wide(dtype: Any) -> Any:
+    """The dtype of lse and of sums, for arrays of this one."""
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
+
+
 def array(value: Any, name: str) -> jax.Array:
     """Of JAX; NumPy's arrays are taken for such."""
     if isinstance(value, np.ndarray):

@@ -19,6 +19,7 @@ from .derivatives import Forward, is_real, of_backward, of_forward, of_transpose
 from .folding import folded, whole_in_front
 from .foreign import MAX_PLANNED, Described, What
 from .mesh import axes_of, varying_with
+from .operands import wide
 from .partition import can_split, partitioned, placed
 
 _PAGES = {"block_table", "seqlens_kv"}
@@ -38,7 +39,7 @@ def forward(what: What, given: dict[str, Any], params: tuple[Any, ...]) -> tuple
 def looks_of_results(q: Any, v: Any) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """Of out and lse."""
     lse = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], q.shape[2], q.shape[1])
-    return jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype), jax.ShapeDtypeStruct(lse, jnp.float64 if q.dtype == jnp.float64 else jnp.float32)
+    return jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype), jax.ShapeDtypeStruct(lse, wide(q.dtype))
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Gradients:
     def __call__(self, given: dict[str, Any], params: tuple[Any, ...], wanted: tuple[int, ...]) -> dict[Any, Any]:
         results: dict[Any, Any] = {f"d{role}": jax.ShapeDtypeStruct(given[role].shape, given[role].dtype) for role in ("q", "k", "v")}
         for i in wanted:
-            results[i] = jax.ShapeDtypeStruct(params[i].shape, jnp.float64 if params[i].dtype == jnp.float64 else jnp.float32)
+            results[i] = jax.ShapeDtypeStruct(params[i].shape, wide(params[i].dtype))
         return _run(self.what, Pass.backward, given, params, results)
 
 
