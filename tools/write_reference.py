@@ -73,7 +73,7 @@ def exported(path):
 def python():
     lines = ["# Python reference", "", "Every public function, from the docstrings. `foveal` itself works on all arrays with DLPack; `foveal.torch` and `foveal.jax` add"]
     lines += ["gradients. [From Python](../python.md) shows how to use them.", ""]
-    modules = [("foveal", PACKAGE / "__init__.py"), ("foveal.torch", PACKAGE / "torch/__init__.py"), ("foveal.jax", PACKAGE / "jax.py")]
+    modules = [("foveal", PACKAGE / "__init__.py"), ("foveal.torch", PACKAGE / "torch/__init__.py"), ("foveal.jax", PACKAGE / "jax/__init__.py")]
     for package, path in modules:
         lines += [f"## {package}", ""]
         own = {name: path for name in definitions(path) if not name.startswith("_")}

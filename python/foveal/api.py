@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Iterable, Literal, Mapping, overload
 
 from . import _core, arrays
-from ._core import Pass
 from .argument_errors import public
 from .describe import Rng, trace, wanted_gradients
-from .signatures import A, Arguments, Mask, Options, ScoreMod, check_flags, check_names, check_seeds, tokens
+from .signatures import BACKWARD_ROLES, A, Arguments, Mask, Options, ScoreMod, check_flags, check_names, check_seeds, tokens
 from .trace import Tracer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-(FORWARD_ROLES, LENGTHS), (ROLES, _) = (_core.roles(pass_) for pass_ in (Pass.forward, Pass.backward))
 
 
 @overload
@@ -94,7 +91,7 @@ def attention(
     front = _front(q)
     if front is not None:
         return front.attention(q, k, v, score_mod, mask, return_lse=return_lse, **arguments)
-    check_plain(ROLES, (q, k, v))
+    check_plain(BACKWARD_ROLES, (q, k, v))
     cu_seqlens, max_seqlens, _, options, described = split(arguments)
     seed, offset, rng_state = (arguments.get(name) for name in ("seed", "offset", "rng_state"))
     bound = trace(score_mod, mask, options, described)
@@ -180,7 +177,7 @@ def forward(q: A, k: A, v: A, score_mod: ScoreMod = None, mask: Mask = None, **a
         return out, lse
     cu_seqlens, max_seqlens, rng, options, described = split(arguments)
     bound = trace(score_mod, mask, options, described, tracer_of(q))
-    check_plain((*ROLES[:3], *bound.names), (q, k, v, *bound.arrays))
+    check_plain((*BACKWARD_ROLES[:3], *bound.names), (q, k, v, *bound.arrays))
     if arrays.holds_nothing(q, k, v):
         return _nothing(q, v, described.get("sink"))
     out, lse = bound.program.forward(q, k, v, bound.arrays, True, *cu_seqlens, *max_seqlens, *rng)
@@ -221,7 +218,7 @@ def backward(
         return dq, dk, dv, others
     cu_seqlens, max_seqlens, rng, options, described = split(arguments)
     bound = trace(score_mod, mask, options, described, tracer_of(q))
-    check_plain((*ROLES[:7], *bound.names), (q, k, v, out, lse, dout, dlse, *bound.arrays))
+    check_plain((*BACKWARD_ROLES[:7], *bound.names), (q, k, v, out, lse, dout, dlse, *bound.arrays))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names))
     if arrays.holds_nothing(q, k, v):
         at_lse: Any = dlse

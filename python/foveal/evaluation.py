@@ -1,4 +1,4 @@
-"""Evaluates expressions with a framework's own operations, for derivatives of any order. foveal.torch.evaluate and jax_evaluate have the operations.
+"""Evaluates expressions with a framework's own operations, for derivatives of any order. torch/evaluate.py and jax/evaluate.py have the operations.
 
 An expression's canonical text is Python's syntax; it is read as such and evaluated over pairs.
 """

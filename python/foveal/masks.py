@@ -8,14 +8,19 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from typing import Any, Callable, Generic, ParamSpec, TypeVar
+from typing import Any, Callable, Generic, ParamSpec, Sequence, TypeVar
 
 from . import _core, arrays
 from ._core import Expr, Type
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
-_OF_MASKS = ("batch", "head", "q_idx", "kv_idx")  # what masks are called with; scores, too, after the score
+SYMBOLS = ("batch", "head", "q_idx", "kv_idx")  # what masks are called with; scores, too, after the score
+
+
+def read_by_pair(name: str, shape: Sequence[int]) -> str:
+    """The text of a read of an array that broadcasts to the scores, [batch, heads, seqlen_q, seqlen_kv]."""
+    return f"{name}[{', '.join([symbol if extent > 1 else '0' for extent, symbol in zip(shape, SYMBOLS)])}]"
 
 
 class Maker(Generic[P, R]):
@@ -26,8 +31,8 @@ class Maker(Generic[P, R]):
         functools.update_wrapper(self, make)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if len(args) >= len(_OF_MASKS):  # more than any takes: and_masks() and the like call it as a mask
-            raise self.refused("mask" if len(args) == len(_OF_MASKS) else "score_mod")
+        if len(args) >= len(SYMBOLS):  # more than any takes: and_masks() and the like call it as a mask
+            raise self.refused("mask" if len(args) == len(SYMBOLS) else "score_mod")
         return self._make(*args, **kwargs)
 
     def refused(self, where: str) -> TypeError:

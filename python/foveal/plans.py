@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from . import _core, arrays
 from ._core import Pass
-from .api import ACCEPTED, FORWARD_ROLES, LENGTHS, ROLES, check_plain, like_lse, split, tracer_of
+from .api import ACCEPTED, check_plain, like_lse, split, tracer_of
 from .argument_errors import public
 from .describe import Bound, Rng, trace, wanted_gradients
-from .signatures import Arguments, Array, Mask, ScoreMod, check_flags, check_names, length_slots, pair
+from .signatures import BACKWARD_ROLES, FORWARD_ROLES, LENGTHS, Arguments, Array, Mask, ScoreMod, check_flags, check_names, length_slots, pair
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,7 +26,7 @@ class Plan:
     ):
         self._call = call
         self._planned = dict(arrays_by_role)
-        self._roles = ROLES if backward else FORWARD_ROLES
+        self._roles = BACKWARD_ROLES if backward else FORWARD_ROLES
         self._results = ("dq", "dk", "dv") if backward else ("out", "lse")
         self._params = dict(zip(bound.names, bound.arrays))
         self._names = (*self._roles, *LENGTHS, *bound.names)  # of the slots
@@ -86,7 +86,7 @@ class Plan:
     def _bound(
         self, function: str, workspace: Array | None, params: Mapping[str, Array] | None, gradients: Mapping[str, Array] | None, tensors: dict[str, Any]
     ) -> Callable[[], None]:
-        if gradients and self._roles is not ROLES:
+        if gradients and self._roles is not BACKWARD_ROLES:
             raise ValueError("gradients: given for a forward pass; expected a plan with backward=True")
         if "cu_seqlens" in tensors:
             tensors["cu_seqlens_q"], tensors["cu_seqlens_kv"] = pair("run", tensors.pop("cu_seqlens"))
@@ -101,7 +101,7 @@ class Plan:
         check_plain(self._names, slots)
         seed, offset = _counter("seed", seed), _counter("offset", offset)
         _check_writable({**{role: given[role] for role in self._results}, **(gradients or {}), "workspace": workspace})
-        if self._roles is ROLES:
+        if self._roles is BACKWARD_ROLES:
             slots += [(gradients or {}).get(name) for name in bound]
         if workspace is None and slots[0] is not None and not arrays.on_cpu(slots[0]):
             workspace = self.workspace()
@@ -177,7 +177,7 @@ def plan(
         if asked and not backward:
             raise ValueError(f"{name}: found {asked!r} for a forward pass; expected backward=True beside it")
     cu_seqlens, max_seqlens, rng, options, described = split(arguments)
-    check_plain(ROLES, (q, k, v))
+    check_plain(BACKWARD_ROLES, (q, k, v))
     bound = trace(score_mod, mask, options, described, tracer_of(q))
     if gradients is None:
         gradients = tuple(name for name, array in zip(bound.names, bound.arrays) if backward and getattr(array, "requires_grad", False))
@@ -261,7 +261,7 @@ def check(
         raise TypeError("check: expected a problem line, or q, k and v")
     check_names("check", arguments, (*ACCEPTED, "dout", "dlse", "gradients"))
     cu_seqlens, max_seqlens, rng, options, described = split(arguments)
-    check_plain(ROLES, (q, k, v))
+    check_plain(BACKWARD_ROLES, (q, k, v))
     backward = dout is not None
     if not backward and (dlse is not None or gradients):
         raise ValueError(f"{'gradients' if dlse is None else 'dlse'}: given for a forward pass; expected dout beside it")
@@ -277,7 +277,7 @@ def check(
     )  # fmt: skip
     slots = [q, k, v, None, None, *([dout, dlse, None, None, None] if backward else []), *length_slots(*cu_seqlens), *bound.arrays]
     on_host = [None if array is None else arrays.on_host(array) for array in slots]
-    first = len(ROLES if backward else FORWARD_ROLES)
+    first = len(BACKWARD_ROLES if backward else FORWARD_ROLES)
     _check_lengths(dict(zip(LENGTHS, on_host[first:])), page_size=k.shape[1])
     seed, offset = (rng.seed, rng.offset) if rng.state is None else [int(x) % 2**64 for x in arrays.on_host(rng.state)]
     return Report(**_core.check_call(planned._call, on_host, seed, offset, *options))

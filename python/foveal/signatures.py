@@ -1,11 +1,14 @@
-"""The types of foveal's public signatures, and what is said of a keyword that is none of theirs."""
+"""The types of foveal's public signatures, the roles of their tensors, and what is said of a keyword that is none of theirs."""
 
 from __future__ import annotations
 
 import difflib
 from typing import Any, Callable, Collection, Mapping, NamedTuple, Protocol, TypedDict, TypeVar
 
-from ._core import Expr
+from . import _core
+from ._core import Expr, Pass
+
+(FORWARD_ROLES, LENGTHS), (BACKWARD_ROLES, _) = (_core.roles(pass_) for pass_ in (Pass.forward, Pass.backward))
 
 
 class Array(Protocol):

@@ -43,7 +43,7 @@ std::shared_ptr<const Entry> entry_of(std::string_view text) {
   if (auto entry = table().find(text)) return entry;
   const nb::gil_scoped_acquire gil;
   for (int attempt = 0; attempt < 3; ++attempt) {  // other threads may evict it meanwhile
-    nb::module_::import_("foveal.jax").attr("restored")(nb::str(text.data(), text.size()));
+    nb::module_::import_("foveal.jax.foreign").attr("restored")(nb::str(text.data(), text.size()));
     if (auto entry = table().find(text)) return entry;
   }
   throw Error(ErrorCode::device, "foveal: the table of planned calls has no room: too many are planned at once");

@@ -91,6 +91,7 @@ def test_compiled_code_of_jax_outlives_its_calls():
     jax = pytest.importorskip("jax")
     import foveal._core as core
     import foveal.jax
+    from foveal.jax import foreign
 
     q, k, v = small()
 
@@ -103,7 +104,7 @@ def test_compiled_code_of_jax_outlives_its_calls():
     wanted, wanted_folded = compiled(q, k, v, 3), folded(*batched)
     for i in range(1200):  # more than are kept
         jax.eval_shape(lambda q: foveal.jax.attention(q, k, v, f"score * {i} + 0.125"), q)
-    assert len(foveal.jax._planned) == foveal.jax._MAX_PLANNED and core.xla_registered() == 1024
+    assert len(foreign.planned) == foreign.MAX_PLANNED and core.xla_registered() == 1024
     for a, b in zip(jax.tree.leaves((wanted, wanted_folded)), jax.tree.leaves((compiled(q, k, v, 3), folded(*batched)))):
         assert np.array_equal(a, b)
 

@@ -308,7 +308,7 @@ except ValueError as error:
     assert "context_parallel: argument 0: a DTensor of placements (Shard(dim=1),); expected Shard(2)" in str(error), error
 else:
     raise AssertionError("a wrong placement was taken")
-assert ft.operators.context is None
+assert ft.calls.context is None
 """
 
 
@@ -401,7 +401,7 @@ with new() as context:
 with new() as context:
     if rank == 1:
         time.sleep(0.2)
-        context._transport.fail("its own reasons")
+        context._ranks.transport.fail("its own reasons")
     message(lambda: context.unshard(shards[0]))
     message(lambda: context.shard(q))
 """,
@@ -524,7 +524,7 @@ def test_checkpointed_functions_run_again_in_their_context():
         out.backward(context.shard(upstream))
         for shard, gradient in zip(shards, want):
             torch.testing.assert_close(shard.grad, context.shard(gradient), atol=1e-4, rtol=1e-4, msg=lambda m: way + m)
-        assert ft.operators.context is None
+        assert ft.calls.context is None
 
     heads_first = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in whole]
     causal = lambda *qkv: torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
@@ -751,7 +751,7 @@ def test_a_context_is_used_by_one_thread_at_a_time():
     else:
         raise AssertionError("contexts were left in the order in which they were entered")
     other.__exit__(), context.__exit__()
-    assert ft.operators.context is None
+    assert ft.calls.context is None
     """)
 
 

@@ -76,7 +76,7 @@ def test_sinks_gqa_packed_batches_and_offsets():
 def test_the_composite_is_the_forward_pass():
     """Outputs beside the kernels': dropout, rows without keys, an index outside, values shared by name, both layouts."""
     from foveal.torch import composite
-    from foveal.torch.operators import bound
+    from foveal.torch.programs import bound
 
     q, k, v = tensors(2, 9, 4, 8, n=3)
     table = torch.randn(4, 3, dtype=torch.float64)

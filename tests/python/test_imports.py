@@ -1,4 +1,4 @@
-"""No two modules of the package import each other, be it by way of others, within functions or for types alone."""
+"""The shape of the package: no two modules import each other, be it by way of others, within functions or for types alone; functions are short."""
 
 import ast
 import graphlib
@@ -7,9 +7,6 @@ import pathlib
 import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[2] / "python" / "foveal"
-
-# Imports that close a circle still.
-KNOWN = {("foveal.jax_context", "foveal.jax"), ("foveal.torch.context_operators", "foveal.torch.context_parallel")}
 
 
 def import_graph(package):
@@ -45,9 +42,18 @@ def circle(graph):
 def test_modules_import_without_circles():
     graph = import_graph(PACKAGE)
     assert "foveal.torch.tracing.symbol" in graph["foveal.torch.tracing.tracer"] and "foveal.torch" in graph["foveal.api"]  # the latter within a function
-    for module, imported in KNOWN:
-        graph[module].discard(imported)
     assert circle(graph) == []
+
+
+def long_functions(text, most=80):
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return [node.name for node in functions if node.end_lineno - node.lineno >= most]
+
+
+def test_no_function_is_long():
+    assert not {str(path): found for path in PACKAGE.rglob("*.py") if (found := long_functions(path.read_text()))}
+    body = "    pass\n" * 79
+    assert long_functions(f"def f():\n{body}") == [] and long_functions(f"def f():\n{body}    pass\n") == ["f"]
 
 
 @pytest.mark.parametrize("back", ["from . import a", "from .a import x", "import package.a", "def f():\n    from .a import x", "if TYPE_CHECKING:\n    from .a import x"])

@@ -8,6 +8,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import foveal  # noqa: E402
 import foveal.jax  # noqa: E402
+from foveal.jax import foreign  # noqa: E402
 
 jax.config.update("jax_default_matmul_precision", "highest")  # of the references: no tf32
 ON_GPU = jax.default_backend() == "gpu"
@@ -144,11 +145,11 @@ def test_seeds_are_traced():
     loss = lambda *x: (dropped(*x) ** 2).sum()  # noqa: E731
     compiled, gradient = jax.jit(dropped), jax.jit(jax.grad(loss))
     compiled(q, k, v, 1, 2), gradient(q, k, v, 1, 2)
-    made = len(foveal.jax._planned)
+    made = len(foreign.planned)
     for seed in range(50):
         close(compiled(q, k, v, seed, seed + 1), dropped(q, k, v, seed, seed + 1), 1e-7)
     close(gradient(q, k, v, 5, 6), jax.grad(loss)(q, k, v, 5, 6), 1e-6)
-    assert len(foveal.jax._planned) == made and compiled._cache_size() == 1
+    assert len(foreign.planned) == made and compiled._cache_size() == 1
     seeds = jnp.arange(3)
     close(jax.vmap(lambda s: dropped(q, k, v, s))(seeds), jnp.stack([dropped(q, k, v, int(s)) for s in seeds]), 1e-7)
     numbers = [np.asarray(x) for x in (q, k, v)]

@@ -10,7 +10,7 @@ import pytest
 
 import foveal
 import foveal.jax
-from foveal import jax_table
+from foveal.jax.tracing import table
 
 HEADS, LEN, DIM = 2, 7, 4
 RANDOM = np.random.default_rng(0)
@@ -269,7 +269,7 @@ def test_every_function_of_the_table_is_tested():
     others = "pos neg truediv floordiv sub mul pow lshift rshift eq ne lt le gt ge and or xor less less_equal greater bitwise_left_shift "
     others += "bitwise_right_shift convert_element_type float32 array copy getitem fix transpose swapaxes moveaxis broadcast_to roll repeat tile hstack "
     others += "vstack diagonal take"
-    names = {name.removeprefix("lax.") for name in jax_table.TABLE}
+    names = {name.removeprefix("lax.") for name in table.TABLE}
     assert not names - words - set(others.split())
     assert math.isfinite(float(ours(lambda: lambda s, b, h, i, j: s, [])))
 

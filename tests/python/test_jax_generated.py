@@ -15,7 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import foveal  # noqa: E402
 import foveal.jax  # noqa: E402
-from foveal import jax_table  # noqa: E402
+from foveal.jax.tracing import table  # noqa: E402
 
 REALS = np.array([-2.5, -1.0, -0.5, -0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.0], np.float32)  # with the kinks and ties of the functions below
 OTHERS = np.array([0.5, -1.0, 2.0, 0.0, 1.0, 0.25, -0.5, 1.0, 1.5, -3.0], np.float32)
@@ -42,9 +42,9 @@ def values(fn, *arrays):
     return foveal.jax.attention(q, q[:, :1], q[:, :1], score_mod, return_lse=True)[1][0, 0]
 
 
-TAKES_TWO = [*jax_table.BINARY, "floordiv", "floor_divide", "lax.max", "lax.min", "lax.div", "lax.rem", "power", "pow"]
+TAKES_TWO = [*table.BINARY, "floordiv", "floor_divide", "lax.max", "lax.min", "lax.div", "lax.rem", "power", "pow"]
 OTHER_ONES = "relu relu6 silu swish mish softplus log_sigmoid soft_sign hard_tanh hard_sigmoid hard_silu hard_swish selu elu celu leaky_relu gelu round log_ndtr".split()
-CASES = [(name, 1) for name in (*jax_table.UNARY, *OTHER_ONES)] + [(name, 2) for name in TAKES_TWO]
+CASES = [(name, 1) for name in (*table.UNARY, *OTHER_ONES)] + [(name, 2) for name in TAKES_TWO]
 CASES = [(name, count) for name, count in CASES if function_of(name) is not None]
 
 

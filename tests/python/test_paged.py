@@ -9,7 +9,7 @@ import foveal
 import foveal.torch
 from foveal.signatures import Options
 from foveal import MaterializedWarning
-from foveal.torch.operators import bound
+from foveal.torch.programs import bound
 from places import seeded
 
 LENGTHS, PAGE = [40, 17, 0, 64], 16

@@ -75,7 +75,7 @@ def both(model, run):
     for implementation in ("foveal", beside):
         choose(model, implementation)
         model.zero_grad()
-        with unittest.mock.patch.object(foveal.transformers, "call", wraps=foveal.transformers.call) as calls:
+        with unittest.mock.patch.object(foveal.transformers.attention, "call", wraps=foveal.transformers.attention.call) as calls:
             results.append(run(model))
         assert calls.called == (implementation == "foveal")
     return results

@@ -12,8 +12,8 @@ from torch import Tensor
 from .. import _core, logging
 from ..describe import describe
 from ..trace_key import key_of
+from .calls import whole_seqlens
 from .errors import CallError
-from .operators import whole_seqlens
 from .tracing import TorchTracer
 
 Mask = Callable[..., Any]

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from .. import _core, logging
 from ..evaluation import MaterializedWarning
+from ..masks import SYMBOLS
 from ..signatures import Paged
 from .evaluate import Evaluation
 
@@ -187,8 +188,7 @@ def _modified(attention: _core.Attention, raw: Tensor, keep: Tensor, symbols: di
     if attention.score_mod is None:
         return raw.masked_fill(~keep, -math.inf)
     pairs = keep.nonzero(as_tuple=True)
-    names = ("batch", "head", "q_idx", "kv_idx")
-    at_pairs = {**symbols, **{name: symbols[name].expand(raw.shape)[pairs] for name in names}, "score": raw[pairs]}
+    at_pairs = {**symbols, **{name: symbols[name].expand(raw.shape)[pairs] for name in SYMBOLS}, "score": raw[pairs]}
     values = Evaluation(repr(attention.score_mod), at_pairs, params, raw.dtype, raw.device, compact=True).result()
     return torch.full_like(raw, -math.inf).index_put(pairs, values.expand(len(pairs[0])))
 

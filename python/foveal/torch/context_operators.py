@@ -9,7 +9,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,71 +17,58 @@ from torch.autograd import forward_ad
 
 from .._core import Program
 from ..describe import Rng, program
-from . import checkpointing, examples, operators
+from . import calls, checkpointing, examples
+from .context_ranks import Ranks
+from .operators import as_rows, lse_shape, wide
 
-if TYPE_CHECKING:
-    from .context_parallel import ContextParallel
-
-_contexts: weakref.WeakValueDictionary[int, ContextParallel] = weakref.WeakValueDictionary()
+_contexts: weakref.WeakValueDictionary[int, Ranks] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def register(context: ContextParallel) -> int:
-    """The number by which operators know it."""
+def register(ranks: Ranks) -> int:
+    """The number by which operators know them."""
     number = next(_numbers)
-    _contexts[number] = context
+    _contexts[number] = ranks
     return number
 
 
-def _context(number: int) -> ContextParallel:
+def _ranks(number: int) -> Ranks:
     found = _contexts.get(number)
     if found is None:
         raise RuntimeError("context_parallel: the context of this compiled code or graph is gone; expected it to live as long as these")
     return found
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def _rows_of(q: Tensor, heads_first: bool) -> tuple[int, int]:
-    """Heads and rows."""
-    if q.dim() == 3:
-        return q.shape[1], q.shape[0]
-    return (q.shape[1], q.shape[2]) if heads_first else (q.shape[2], q.shape[1])
-
-
-def _lse_shape(q: Tensor, heads_first: bool) -> tuple[int, ...]:
-    """Packed: [heads, tokens]."""
-    return (*q.shape[:-3], *_rows_of(q, heads_first))
+def _heads(found: Program, q: Tensor, k: Tensor) -> tuple[int, int]:
+    heads_q, heads_kv = (lse_shape(x, found.heads_first)[-2] for x in (q, k))
+    return heads_q, heads_kv
 
 
 def forward(
-    context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor], want: Sequence[bool] = (),
+    ranks: Ranks, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor], want: Sequence[bool] = (),
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """want: of q, k, v and params, where a backward pass will follow."""
-    checkpointing.rerun_in("context", lambda: context)
-    (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
-    with context._turn():
-        plan = context.plan(found, (heads, heads_kv), q, v, params, want)
+    if (entered := calls.context) is not None:
+        checkpointing.rerun_in("context", lambda: entered)
+    with ranks.turn():
+        plan = ranks.plan(found, _heads(found, q, k), q, v, params, want)
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-        lse = q.new_empty(_lse_shape(q, found.heads_first), dtype=_wide(q))
+        lse = q.new_empty(lse_shape(q, found.heads_first), dtype=wide(q.dtype))
         plan.forward([q, k, v, out, lse], found.params, list(params), found.heads_first, *rng)
     return out, lse
 
 
 def _gradients(
-    context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor,
+    ranks: Ranks, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor,
     dlse: Tensor | None, params: Sequence[Tensor], want: Sequence[bool],
 ) -> list[Tensor | None]:  # fmt: skip
     """Of q, k, v and the parameters; None where none is wanted."""
-    (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
     gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
     trained = [i for i, wanted in enumerate(want[3:]) if wanted]
-    sums = [torch.empty(params[i].shape, dtype=_wide(params[i]), device=q.device) for i in trained]
-    tensors, names = [q, k, v, out, lse, operators.as_rows(dout), dlse, *gradients], found.params
-    with context._turn():
-        plan = context.plan(found, (heads, heads_kv), q, v, params)
+    sums = [torch.empty(params[i].shape, dtype=wide(params[i].dtype), device=q.device) for i in trained]
+    tensors, names = [q, k, v, out, lse, as_rows(dout), dlse, *gradients], found.params
+    with ranks.turn():
+        plan = ranks.plan(found, _heads(found, q, k), q, v, params)
         plan.backward(tensors, names, list(params), [names[i] for i in trained], sums, found.heads_first, *rng)
     of_params: list[Tensor | None] = [None] * len(params)
     for i, total in zip(trained, sums):
@@ -90,22 +77,22 @@ def _gradients(
 
 
 def is_seen_below(tensors: Sequence[Tensor]) -> bool:
-    """Whether something sees calls below torch's functions, which must be operators then; see operators.call()."""
+    """Whether something sees calls below torch's functions, which must be operators then; see calls.call()."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return True
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None or operators.is_any_dispatching(tensors)
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None or calls.is_any_dispatching(tensors)
 
 
 class _Shards(torch.autograd.Function):
     """The eager path: the operators' bodies without the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, *params: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = forward(context, found, rng, q, k, v, params, ctx.needs_input_grad[3:])
-        ctx.context, ctx.found, ctx.rng = context, found, rng
+    def forward(ctx: Any, ranks: Ranks, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, *params: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = forward(ranks, found, rng, q, k, v, params, ctx.needs_input_grad[3:])
+        ctx.ranks, ctx.found, ctx.rng = ranks, found, rng
         state = () if rng.state is None else (rng.state,)
         # One more tensor than attention saves outside of the context: if a checkpoint runs this again there, it sees that.
-        ctx.save_for_backward(q, k, v, out, lse, *params, *state, context._tokens_on(q.device))
+        ctx.save_for_backward(q, k, v, out, lse, *params, *state, ranks.tokens_on(q.device))
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -116,19 +103,19 @@ class _Shards(torch.autograd.Function):
         want = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             error = NotImplementedError("context_parallel: second derivatives (create_graph=True); expected first ones")
-            ctx.context._refused(error)
+            ctx.ranks.refused(error)
             raise error
         q, k, v, out, lse, *rest, _ = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
         if dlse is not None:
             dlse = dlse.resolve_neg()
-        elif ctx.context.sends_dlse:
+        elif ctx.ranks.sends_dlse:
             dlse = torch.zeros_like(lse)
         rng = ctx.rng if ctx.rng.state is None else ctx.rng._replace(state=rest[-1])
-        return (None, None, None, *_gradients(ctx.context, ctx.found, rng, q, k, v, out, lse, dout, dlse, rest[: len(want) - 3], want))
+        return (None, None, None, *_gradients(ctx.ranks, ctx.found, rng, q, k, v, out, lse, dout, dlse, rest[: len(want) - 3], want))
 
 
-record: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, _Shards).apply  # as in operators.py
+record: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, _Shards).apply  # as in eager.py
 
 
 @torch.library.custom_op("foveal::context_forward", mutates_args=())
@@ -136,9 +123,9 @@ def forward_op(
     q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_seqlens: list[Tensor], seed: int, offset: int, rng_state: Tensor | None,
     key: str, context: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _context(context)._check_packed(cu_seqlens)
+    _ranks(context).check_packed(cu_seqlens)
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
-    return forward(_context(context), program(key), Rng(seed % 2**64, offset % 2**64, rng_state), q, k, v, params)
+    return forward(_ranks(context), program(key), Rng(seed % 2**64, offset % 2**64, rng_state), q, k, v, params)
 
 
 @torch.library.custom_op("foveal::context_backward", mutates_args=())
@@ -148,13 +135,13 @@ def _backward_op(
 ) -> list[Tensor]:  # fmt: skip
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     rng = Rng(seed % 2**64, offset % 2**64, rng_state)
-    found = _gradients(_context(context), program(key), rng, q, k, v, out, lse, dout, dlse, params, want)
+    found = _gradients(_ranks(context), program(key), rng, q, k, v, out, lse, dout, dlse, params, want)
     return [gradient for gradient in found if gradient is not None]
 
 
 @forward_op.register_fake
 def _(q: Any, k: Any, v: Any, params: Any, cu_seqlens: Any, seed: Any, offset: Any, rng_state: Any, key: Any, context: Any) -> Any:
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(_lse_shape(q, program(key).heads_first), dtype=_wide(q))
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(lse_shape(q, program(key).heads_first), dtype=wide(q.dtype))
 
 
 @_backward_op.register_fake
@@ -187,7 +174,7 @@ forward_op.register_autograd(_backward, setup_context=_setup)
 
 @torch.library.custom_op("foveal::context_agreed", mutates_args=())
 def agreed_op(state: Tensor, context: int) -> Tensor:
-    return _context(context)._agreed(state)
+    return _ranks(context).of_rank_0(state)
 
 
 @agreed_op.register_fake
@@ -197,25 +184,25 @@ def _(state: Any, context: Any) -> Any:
 
 @torch.library.custom_op("foveal::context_shard", mutates_args=())
 def _shard_op(tensor: Tensor, dim: int, context: int) -> Tensor:
-    return _context(context).shard(tensor, dim)
+    return _ranks(context).shard(tensor, dim)
 
 
 @_shard_op.register_fake
 def _(tensor: Any, dim: Any, context: Any) -> Any:
     shape = list(tensor.shape)
-    shape[dim] = len(_context(context).positions)
+    shape[dim] = len(_ranks(context).positions)
     return tensor.new_empty(shape)
 
 
 @torch.library.custom_op("foveal::context_unshard", mutates_args=())
 def unshard_op(tensor: Tensor, dim: int, context: int) -> Tensor:
-    return _context(context)._unshard(tensor, dim)
+    return _ranks(context).unshard(tensor, dim)
 
 
 @unshard_op.register_fake
 def _(tensor: Any, dim: Any, context: Any) -> Any:
     shape = list(tensor.shape)
-    shape[dim] = _context(context).seqlen
+    shape[dim] = _ranks(context).dealt.seqlen
     return tensor.new_empty(shape)
 
 
@@ -226,7 +213,7 @@ def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward_unshard(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     if is_seen_below((gradient,)):  # by torch.compile, to which the context's own tensor of tokens is a stranger here
         return _shard_op(gradient, ctx.dim, ctx.number), None, None
-    return _context(ctx.number).shard(gradient, ctx.dim), None, None
+    return _ranks(ctx.number).shard(gradient, ctx.dim), None, None
 
 
 unshard_op.register_autograd(_backward_unshard, setup_context=_setup_unshard)

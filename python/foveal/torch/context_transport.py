@@ -177,7 +177,7 @@ class HostTransport:
 
 
 def known_to_all(error: Exception) -> Exception:
-    """Every rank has it, or was told of it: see ContextParallel._refused()."""
+    """Every rank has it, or was told of it: see Ranks.refused()."""
     error.of_all_ranks = True  # type: ignore[attr-defined]
     return error
 

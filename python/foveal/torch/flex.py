@@ -12,11 +12,12 @@ from torch import Tensor
 from .._core import Expr
 from ..argument_errors import public
 from ..signatures import Options, check_flags
-from . import operators
+from . import calls
 from .block_masks import as_mask
+from .calls import call, dtype_of
 from .composite import row_maxima
 from .errors import CallError
-from .operators import Found, bound, call, dtype_of, key_of, program_of
+from .programs import Found, bound, key_of, program_of
 
 TorchScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | Expr | str
 TorchMask = torch_flex.BlockMask | Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | Expr | str | None
@@ -80,7 +81,7 @@ def flex_attention(
     _check_options(block_mask, kernel_options, return_aux)
     if return_lse and return_aux is not None:
         raise CallError("flex_attention: return_aux: must be None when return_lse is set; AuxRequest(lse=True) asks for the same")
-    if return_aux is not None and return_aux.max_scores and operators.context is not None:
+    if return_aux is not None and return_aux.max_scores and calls.context is not None:
         raise NotImplementedError("flex_attention: return_aux: max_scores under context_parallel(), where other ranks have the other keys; expected lse")
     if key.shape[0] == 1 and query.shape[0] > 1:
         key, value = key.expand(query.shape[0], -1, -1, -1), value.expand(query.shape[0], -1, -1, -1)

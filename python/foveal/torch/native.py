@@ -11,7 +11,8 @@ from .._core import Expr
 from ..argument_errors import public
 from ..describe import Description, Rng, bind, describe
 from ..signatures import Arguments, Mask, Options, Running, ScoreMod, Settings, check_flags, check_names, check_seeds, tokens
-from .operators import bound, call, draw_rng
+from .calls import call, draw_rng
+from .programs import bound
 from .tracing import TorchTracer
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from torch import Tensor
 from ..argument_errors import public
 from ..describe import Rng
 from ..signatures import Options, Paged, check_flags
+from .calls import call, draw_rng
 from .errors import CallError
-from .operators import bound, call, draw_rng
+from .programs import bound
 
 
 @public("foveal.torch.varlen_attn")

@@ -11,13 +11,14 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from ..argument_errors import public
 from ..describe import Rng, without_gradient
+from ..masks import read_by_pair
 from ..signatures import Options, check_flags
+from .calls import call, draw_rng, dtype_of, whole_seqlens
 from .errors import CallError
-from .operators import bound, call, draw_rng, dtype_of, whole_seqlens
 from .packed import jagged_attention
+from .programs import bound
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_SYMBOLS = ("batch", "head", "q_idx", "kv_idx")
 _torchs = torch.nn.functional.scaled_dot_product_attention  # patch() may put foveal's in its place
 
 
@@ -88,7 +89,7 @@ def _attend(
     score_mod, params = None, {}
     if attn_mask is not None:
         bias = _as_rank_four(attn_mask, batch_shape, *whole_seqlens(query.shape[-2], key.shape[-2]))
-        read = f"attn_mask[{', '.join([symbol if extent > 1 else '0' for extent, symbol in zip(bias.shape, _SYMBOLS)])}]"
+        read = read_by_pair("attn_mask", bias.shape)
         params = {"attn_mask": bias}
         score_mod, mask = (None, read) if bias.dtype == torch.bool else (f"score + {read}", None)
     arguments: dict[str, Any] = {"scale": scale, "params": params}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from ... import _core, formulas
-from ...framework_calls import Call, Meaning, elementwise, in_steps, signature_of, unary
+from ...framework_calls import Call
+from ...meanings import Meaning, elementwise, in_steps, signature_of, unary
 
 
 def _activation(fn: Callable[[Any], Any]) -> Meaning:

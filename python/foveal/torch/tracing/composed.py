@@ -7,7 +7,8 @@ from typing import Any, Callable
 
 import torch
 
-from ...framework_calls import Call, Meaning, flat, symbolic
+from ...framework_calls import Call, flat, symbolic
+from ...meanings import Meaning
 from .dtypes import SIXTEEN_BITS
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from ... import _core
-from ...framework_calls import Call, Meaning, cast, filled, same, stopped
+from ...framework_calls import Call
+from ...meanings import Meaning, cast, filled, same, stopped
 
 
 def _new_tensor(call: Call) -> Any:

@@ -11,7 +11,8 @@ from typing import Any, Callable
 import torch
 
 from ... import _core, formulas, special
-from ...framework_calls import Call, Meaning, binary, elementwise, in_steps, rounding, shift, signature_of, unary
+from ...framework_calls import Call
+from ...meanings import Meaning, binary, elementwise, in_steps, rounding, shift, signature_of, unary
 from ...runtime_numbers import Number
 from ...symbols import Symbols
 from .dtypes import SIXTEEN_BITS

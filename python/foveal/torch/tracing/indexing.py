@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from ... import _core, arrays
 from ..._core import Expr
 from ...captures import Capture
-from ...framework_calls import Call, Meaning, signature_of, symbolic
+from ...framework_calls import Call, symbolic
+from ...meanings import Meaning, signature_of
 from ...symbols import MAX_UNROLL, Symbols, broadcast
 from . import shapes
 from .dtypes import INDICES

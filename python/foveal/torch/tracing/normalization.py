@@ -8,7 +8,8 @@ from typing import Any, Callable, Sequence
 import torch
 
 from ... import formulas
-from ...framework_calls import Call, Meaning, signature_of
+from ...framework_calls import Call
+from ...meanings import Meaning, signature_of
 from ...symbols import broadcast, groups
 
 

@@ -9,7 +9,8 @@ import operator
 from typing import Any
 
 from ... import arrays, formulas
-from ...framework_calls import Call, Meaning, flat, matmul, signature_of
+from ...framework_calls import Call, flat
+from ...meanings import Meaning, matmul, signature_of
 from ...symbols import MAX_UNROLL
 
 

@@ -11,7 +11,8 @@ import torch
 
 from ... import _core, formulas
 from ...captures import Capture
-from ...framework_calls import Call, Meaning, binary, over_dims, reduction, signature_of
+from ...framework_calls import Call
+from ...meanings import Meaning, binary, over_dims, reduction, signature_of
 from ...symbols import Symbols, groups
 
 

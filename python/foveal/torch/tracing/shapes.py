@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ...framework_calls import Call, Meaning, layout
+from ...framework_calls import Call
+from ...meanings import Meaning, layout
 
 _on_cpu = layout(lambda first, last, shape: torch.arange(first, last).reshape(shape), lambda found: found.reshape(-1).tolist())
 

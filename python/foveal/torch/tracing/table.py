@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ... import pure_functions
-from ...framework_calls import Meaning
+from ...meanings import Meaning
 from . import activations, composed, conversions, elementwise, indexing, normalization, products, reductions, searching, shapes
 
 TABLE: dict[str, Meaning] = {

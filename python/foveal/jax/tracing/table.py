@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
 
-from . import _core, formulas, special
-from ._core import Type
-from .framework_calls import Call, Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, rounding, same, shift, signature_of, stopped, unary
+from ... import _core, formulas, special
+from ..._core import Type
+from ...framework_calls import Call
+from ...meanings import Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, rounding, same, shift, signature_of, stopped, unary
 
 
 def _clamp(min: Any, x: Any, max: Any) -> Any:

@@ -2,7 +2,7 @@
 
 JAX traces the function as it does any other, so that all it knows may stand there: indexing of every kind, arrays in attributes, `jit`, `vmap` and
 `grad` inside, `cond`, `switch`, loops of a known length. What depends on no symbol is computed by JAX; a primitive on symbols has its meaning in
-the table of jax_table or below. Where a function has a derivative of its own, which an expression cannot hold, that is JAX's only if the function's
+the table of table.py or below. Where a function has a derivative of its own, which an expression cannot hold, that is JAX's only if the function's
 meaning has the same one; other functions are refused.
 """
 
@@ -20,19 +20,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from . import _core, formulas
-from ._core import Expr
-from .captures import Along, At, Capture, of_part
-from .framework_calls import Call, Meaning, binary, over_dims, unary
-from .jax_arrays import owned
-from .jax_table import round_half_away, sinc_at_zero, xlogx
-from .symbols import Symbols
+from ... import _core, formulas
+from ..._core import Expr
+from ...captures import Along, At, Capture, of_part
+from ...framework_calls import Call
+from ...meanings import Meaning, binary, over_dims, unary
+from ...symbols import Symbols
+from ..operands import owned
+from .table import round_half_away, sinc_at_zero, xlogx
 
 MAX_STEPS = 64  # of a loop that is unrolled
 MAX_CHOICES = 64  # expressions that an index chooses from
 _OWN = str(pathlib.Path(jax.__file__).parent)
 
-# Primitives by the names of the table of jax_table.
+# Primitives by the names of the table of table.py.
 _NAMES = {
     **{name: name for name in "abs add and ceil cos cosh eq erf exp exp2 expm1 floor ge gt le log log1p logistic lt mul ne neg or".split()},
     **{name: name for name in "acos acosh asin asinh atan atan2 atanh erfc".split()},

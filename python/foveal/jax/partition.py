@@ -20,9 +20,9 @@ import numpy as np
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from . import _core
-from ._core import Expr, Param
-from .describe import Description, description_of
+from .. import _core
+from .._core import Expr, Param
+from ..describe import Description, description_of
 
 BATCH, HEADS, KV_HEADS, OTHER = "b", "h", "n", ""
 _LIKE_Q, _LIKE_KV, _LIKE_LSE = ("q", "out", "dout", "dq"), ("k", "v", "dk", "dv"), ("lse", "dlse")
@@ -196,8 +196,8 @@ def _on_shard(
 
 def placed(described: Description, given: dict[str, Any], params: Sequence[Any], results: dict[Any, Any]) -> dict[Any, Any]:
     """How the results look where shardings are part of types (meshes with explicit axes): gradients as what they are of, others split as q is."""
-    q = getattr(jax.typeof(given["q"]), "sharding", None) if hasattr(jax, "typeof") else None
-    if q is None or q.mesh.empty:
+    q = jax.typeof(given["q"]).sharding
+    if q.mesh.empty:
         return results
     primals: dict[Any, Any] = {**{f"d{role}": given[role] for role in ("q", "k", "v")}, **dict(enumerate(params))}
     sizes, axes = Sizes.of({role: x.shape for role, x in given.items()}), {BATCH: q.spec[0], HEADS: q.spec[-2]}

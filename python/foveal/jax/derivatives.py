@@ -1,4 +1,4 @@
-"""Derivatives of the passes: reverse mode by the backward pass, all others by JAX's operations (jax_evaluate).
+"""Derivatives of the passes: reverse mode by the backward pass, all others by JAX's operations (evaluate.py).
 
 The tangents of a forward pass are a primitive of their own. Reverse mode only transposes it, which gives the backward pass; forward mode and
 higher derivatives evaluate it.
@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from .describe import Description
-from .jax_evaluate import attend
+from ..describe import Description
+from .evaluate import attend
+from .operands import wide
 
-Gradients = Callable[..., dict[Any, Any]]  # (given by role, parameters, positions of those that want a gradient) -> gradients as in jax.py
+Gradients = Callable[..., dict[Any, Any]]  # (given by role, parameters, positions of those that want a gradient) -> gradients as in passes.py
 
 
 def is_real(x: Any) -> bool:
@@ -39,12 +40,10 @@ class Forward:
 
     def tangents(self, *values: Any) -> tuple[Any, Any]:
         """values: the operands, out, lse, and the tangents. Of out and lse."""
-        operands, tangents = list(values[: len(values) - len(self.varied) - 2]), values[len(values) - len(self.varied) :]
+        operands, tangents = values[: len(values) - len(self.varied) - 2], values[len(values) - len(self.varied) :]
 
         def of_varied(*chosen: Any) -> tuple[Any, Any]:
-            for i, x in zip(self.varied, chosen):
-                operands[i] = x
-            return self.evaluate(*operands)
+            return self.evaluate(*_with(operands, self.varied, chosen))
 
         result: tuple[Any, Any] = jax.jvp(of_varied, tuple([operands[i] for i in self.varied]), tangents)[1]
         return result
@@ -97,10 +96,7 @@ def _jvp(primals: Any, tangents: Any, *, forward: Any, vmapped: Any) -> Any:
     at = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
     def fn(*chosen: Any) -> Any:
-        values = list(primals)
-        for i, x in zip(at, chosen):
-            values[i] = x
-        return _tangents(forward, vmapped)(*values)
+        return _tangents(forward, vmapped)(*_with(primals, at, chosen))
 
     return jax.jvp(fn, tuple([primals[i] for i in at]), tuple([tangents[i] for i in at]))
 
@@ -181,7 +177,7 @@ def _gradients(described: Description, roles: Sequence[str], wanted: Sequence[An
 
     (_, lse), pull = jax.vjp(forward, *[operands[i] for i in places])
     found = pull((given["dout"], given.get("dlse", jnp.zeros_like(lse))))
-    return [x.astype(_wide(operands[i]) if i >= first else x.dtype) for i, x in zip(places, found)]
+    return [x.astype(wide(operands[i].dtype) if i >= first else x.dtype) for i, x in zip(places, found)]
 
 
 _LINEAR = ("v", "dout", "dlse")  # in v a forward pass is linear, in the others a backward pass
@@ -209,7 +205,3 @@ def of_transpose(
     found, pull = jax.vjp(results, *zeros)
     given = [jnp.zeros_like(x) if type(ct) is ad.Zero else ct for ct, x in zip(cotangents, found)]
     return list(_with([None] * len(operands), at, pull(given)))
-
-
-def _wide(x: Any) -> Any:
-    return jnp.float64 if x.dtype == jnp.float64 else jnp.float32

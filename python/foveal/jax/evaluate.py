@@ -11,9 +11,10 @@ from typing import Any, Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from . import _core, evaluation, logging
-from .describe import Description
-from .evaluation import MaterializedWarning, Symbols
+from .. import _core, evaluation, logging
+from ..describe import Description
+from ..evaluation import MaterializedWarning, Symbols
+from .operands import wide
 
 
 def _integers() -> Any:
@@ -115,7 +116,7 @@ def _attend(described: Description, given: Mapping[str, jax.Array], params: Sequ
         stacklevel=3,
     )  # fmt: skip
     attention, named = described.attention, dict(zip([param.name for param in described.params], params))
-    dtype = jnp.float64 if given["q"].dtype == jnp.float64 else jnp.float32
+    dtype = wide(given["q"].dtype)
     packed, paged = "cu_seqlens_q" in given, "block_table" in given
     keys = [_in_one_piece(given[role], given["block_table"], given["seqlens_kv"]) if paged else given[role] for role in ("k", "v")]
     if packed:
