@@ -8,11 +8,13 @@ meaning has the same one; other functions are refused.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
 import pathlib
 import sys
+import types
 from typing import Any, Callable, Sequence
 
 import jax
@@ -23,6 +25,7 @@ from jax.extend.core import jaxpr_as_fun
 from . import _core, formulas
 from ._core import Expr
 from .captures import Along, At, Capture, of_part
+from .closures import filled
 from .framework_calls import Call, Meaning, binary, over_dims, unary
 from .jax_arrays import owned
 from .jax_table import round_half_away, sinc_at_zero, xlogx
@@ -148,7 +151,7 @@ class _Reader:
         """A function with a rule for its derivative: one of JAX's whose meaning has the same."""
         source = params["call_jaxpr"].jaxpr.debug_info
         name = source.func_name
-        if not _is_jax_own(source, params["jvp_jaxpr_fun"].debug_info):
+        if not _is_jax_own(source, params["jvp_jaxpr_fun"]):
             raise OwnRule(f"{name}: a jax.custom_jvp inside a score or mask; its rule would be ignored: write it in place")
         if name in _FOLLOWED:
             return self.closed(params["call_jaxpr"], values)
@@ -204,16 +207,23 @@ class _Reader:
 
 
 def _is_jax_own(source: Any, rule: Any) -> bool:
-    """Whether JAX made the function and its rule; not the user, of one of JAX's functions. source, rule: what JAX knows of where they were written."""
+    """Whether JAX made the function and its rule; not the user, of one of JAX's functions. source: what JAX knows of where the function was written."""
     name, _, place = (source.func_src_info or "").partition(" at ")
     path = pathlib.PurePath(place.rpartition(":")[0]).with_suffix("")
-    if not path.is_relative_to(_OWN) or _OWN not in (rule.func_src_info or ""):
+    if not path.is_relative_to(_OWN) or _OWN not in (rule.debug_info.func_src_info or ""):
         return False
     module = sys.modules.get(".".join(("jax", *path.relative_to(_OWN).parts)))
     made = getattr(module, name, None)
     while made is not None and not isinstance(made, jax.custom_jvp):
         made = getattr(made, "__wrapped__", None)
-    return made is not None
+    return made is not None and made.jvp is not None and _is_made_of(rule, made.jvp)
+
+
+def _is_made_of(rule: Any, function: Any) -> bool:
+    """Whether JAX wrapped this function into the rule. A user's defjvps() has the name and the place of one of JAX's: where JAX wrote what it makes of them."""
+    if isinstance(rule, types.FunctionType) and rule is not function:
+        return any(_is_made_of(cell.cell_contents, function) for cell in rule.__closure__ or () if filled(cell))
+    return rule is function or hasattr(rule, "f") and _is_made_of(rule.f, function)
 
 
 def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:

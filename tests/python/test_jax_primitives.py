@@ -64,6 +64,11 @@ ruled, ruled_by_argument = jax.custom_jvp(jnp.sin), jax.custom_jvp(jnp.sin)
 ruled.defjvp(lambda x, t: (jnp.sin(*x), 7.0 * t[0]))
 ruled_by_argument.defjvps(lambda t, out, x: 7.0 * t)
 
+ruled_relu, ruled_relu_once_more, ruled_by_jax = (jax.custom_jvp(fn) for fn in (jax.nn.relu, jax.nn.relu.fun, jax.nn.relu))
+ruled_relu.defjvps(lambda t, out, x: 7.0 * t)
+ruled_relu_once_more.defjvps(lambda t, out, x: 7.0 * t)
+ruled_by_jax.defjvp(functools.partial(jax.jvp, jnp.tanh))
+
 
 @functools.wraps(jnp.tanh)
 def doubled(x):
@@ -196,6 +201,9 @@ REFUSED = {
     "a rule of its own, backwards": (lambda s, b, h, i, j: own_backward_rule(s), "a jax.custom_vjp inside a score or mask"),
     "a rule of the user's for a function of JAX's": (lambda s, b, h, i, j: ruled(s), "sin: a jax.custom_jvp inside a score or mask"),
     "such a rule by argument": (lambda s, b, h, i, j: ruled_by_argument(s), "sin: a jax.custom_jvp inside a score or mask"),
+    "a rule by argument for one that has JAX's rule": (lambda s, b, h, i, j: ruled_relu(s), "relu: a jax.custom_jvp inside a score or mask"),
+    "such a rule for what that one computes": (lambda s, b, h, i, j: jax.jit(ruled_relu_once_more)(s), "relu: a jax.custom_jvp inside a score or mask"),
+    "another function of JAX's as a rule": (lambda s, b, h, i, j: ruled_by_jax(s), "relu: a jax.custom_jvp inside a score or mask"),
     "a function that has a name in the table": (lambda s, b, h, i, j: s + jax.random.logistic(KEYS[j]), "of the name logistic that is not jax's own is not part of the score language"),
     "a derivative among foveal's functions": (lambda s, b, h, i, j: foveal.tanh(s) + slope(s), "of the name tanh that is not jax's own is not part of the score language"),
     "a function with a rule of JAX's": (lambda s, b, h, i, j: jnp.frexp(s)[0], "^foveal.jax.attention: jax's frexp is not part of the score language"),
