@@ -42,7 +42,8 @@ _NAMES = {
     **{name: name for name in "acos acosh asin asinh atan atan2 atanh cbrt erfc".split()},
     **{name: name for name in "pow rsqrt sign sin sinh sqrt square stop_gradient sub tan tanh xor".split()},
     **{"max": "lax.max", "min": "lax.min", "div": "lax.div", "rem": "lax.rem", "clamp": "lax.clamp", "not": "bitwise_not", "is_finite": "isfinite"},
-    **{"shift_left": "lshift", "shift_right_arithmetic": "rshift", "convert_element_type": "astype", "copy": "copy", "copy_p": "copy", "add_any": "add"},
+    **{"shift_left": "lshift", "shift_right_arithmetic": "rshift", "convert_element_type": "astype", "add_any": "add"},
+    **dict.fromkeys("copy copy_p name".split(), "copy"),
     **dict.fromkeys("broadcast_in_dim concatenate expand_dims pad reshape rev slice split squeeze stack tile transpose unstack".split(), "layout"),
 }
 _REDUCTIONS: dict[str, Callable[[Sequence[Any]], Any]] = {
@@ -246,7 +247,7 @@ def _computed(equation: Any, values: list[Any]) -> Sequence[Any]:
         found = equation.primitive.bind(*values, **params)
     else:
         with jax.ensure_compile_time_eval():
-            found = jax.tree.map(np.asarray, equation.primitive.bind(*values, **params))
+            found = jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else np.asarray(x), equation.primitive.bind(*values, **params))
     return found if equation.primitive.multiple_results else [found]
 
 

@@ -10,6 +10,7 @@ import jax.scipy.special as jsp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from test_jax_functions import LEN, compare, doubles, ours, real, theirs  # noqa: F401
 
 import foveal
@@ -150,6 +151,8 @@ SCORES = {
     "unsigned integers wrap": (lambda x: lambda s, b, h, i, j: jnp.where(i.astype(jnp.uint32) - 3 > 9, s, x[i, j]), B),
     "unsigned integers of 16 bits": (lambda x: lambda s, b, h, i, j: jnp.where((i - 3).astype(jnp.uint16) * 5 > 9, s, x[i, j]), B),
     "a sum of some": (lambda x: lambda s, b, h, i, j: s + jnp.sum(x[i], where=x[i] > 0), B),
+    "random numbers": (lambda x: jax.jit(lambda s, b, h, i, j: s + jax.random.uniform(jax.random.key(3)) * x[i, j] + jax.random.normal(KEYS[1], (LEN,))[j]), B),
+    "a name for checkpoints": (lambda x: lambda s, b, h, i, j: checkpoint_name(s * x[i, j], "scores"), B),
     "scalars of NumPy": (lambda x: lambda s, b, h, i, j: s * np.float32(1.5) + np.int64(2) * x[i, j] + np.bool_(True) * s, B),
     "an element that is set": (lambda x: lambda s, b, h, i, j: s + (x[i].at[1].set(s) * x[j].at[-1].set(2.0 * s)).sum() * 0.1, B),
     "elements that are added to": (lambda x: lambda s, b, h, i, j: (x[i].at[jnp.array([0, 2, 0])].add(s) + jnp.zeros(LEN).at[3].add(x[j, i])).sum() * x[j, 0], B),
