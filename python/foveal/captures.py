@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any, Iterator, Protocol, Sequence
+from typing import Any, ClassVar, Iterator, Protocol, Sequence
 
 from . import _core, arrays, introspection, refusals
 from ._core import Expr, Type
@@ -19,6 +19,7 @@ class Reader(Protocol):
     wraps: bool
     checked: bool
     saw_values: bool
+    immutable: ClassVar[bool]
 
     def check_own(self, value: Any) -> None: ...
     def gradient_stopped(self) -> bool: ...
@@ -274,9 +275,15 @@ def as_scalar(value: Any) -> Any:
     return value
 
 
+def _operate(fn: Any, capture: Capture, other: Any, reflected: bool) -> Any:
+    """JAX's arrays without dimensions have a dtype that counts; others are numbers."""
+    read, other = capture._read(), other if capture._tracer.immutable else as_scalar(other)
+    return fn(other, read) if reflected else fn(read, other)
+
+
 install_operators(
     Capture,
-    lambda fn, self, other, reflected: fn(as_scalar(other), self._read()) if reflected else fn(self._read(), as_scalar(other)),
+    _operate,
     lambda fn, self: fn(self._read()),
 )
 for _name in IN_PLACE:

@@ -244,11 +244,35 @@ def test_the_door_of_dot_product_attention(name):
             np.testing.assert_allclose(a, b[0], rtol=1e-6, atol=1e-6)
 
 
+WINDOWS = {
+    "one array": lambda left, right: jnp.stack([left, right]),
+    "one of NumPy's": lambda left, right: np.array([4, 1]),
+    "two arrays": lambda left, right: (left, right),
+    "an array beside a number": lambda left, right: [4, right.astype(jnp.uint8)],
+    "an array of NumPy's": lambda left, right: (np.array(4), np.array(1)),
+}
+
+
+@pytest.mark.parametrize("window, bias", list(zip(WINDOWS, ["bool", "int8", "uint16", "uint32", "int32"])))
+def test_the_door_takes_integers_as_bias_and_arrays_as_windows(window, bias):
+    """As JAX's own does, traced or not."""
+    q, k, v = (jax.random.normal(jax.random.key(i), (1, 9, 2, 8)) for i in (1, 2, 3))
+    table = jax.random.randint(jax.random.key(4), (1, 1, 9, 9), 0, 3).astype(bias)
+    run = lambda door: lambda q, left, right: (door(q, k, v, table, local_window_size=WINDOWS[window](left, right)) ** 2).sum()  # noqa: E731
+    sides = jnp.int32(4), jnp.int32(1)
+    expected = jax.grad(run(jax.nn.dot_product_attention))(q, *sides)
+    for way in (lambda fn: fn, jax.jit):
+        found = way(jax.grad(run(foveal.jax.dot_product_attention)))(q, *sides)
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+
+
 def test_the_door_of_dot_product_attention_refuses_by_name():
     q = jnp.zeros((2, 9, 4, 8))
     for change, words in (
         (dict(mask=jnp.zeros((9, 9))), "mask: dtype float32; expected bool"),
         (dict(bias=jnp.zeros((9, 8))), r"bias: shape \(1, 1, 9, 8\); expected one that broadcasts to \(2, 4, 9, 9\)"),
+        (dict(local_window_size=(jnp.float32(1.0), 2)), "local_window_size: found .*; expected an integer, or a pair of integers"),
+        (dict(local_window_size=jnp.arange(3)), "local_window_size: found .*; expected an integer, or a pair of integers"),
         (dict(query_seq_lengths=jnp.zeros(3, jnp.int32)), r"query_seq_lengths: int32\[3\]; expected integers \[2\]"),
     ):
         with pytest.raises(ValueError, match=f"dot_product_attention: {words}"):

@@ -108,6 +108,7 @@ ARGUMENTS = {
     "logaddexp2": lambda x, y: jnp.logaddexp2(x, y),
     "hypot": lambda x, y: jnp.hypot(x, y + 5),
     "atan2": lambda x, y: jnp.atan2(x, y + 0.5) + jnp.arctan2(y - 1.5, -x) + jax.lax.atan2(x - 0.5, y) + jax.lax.atan(x),
+    "cbrt": lambda x, y: jnp.cbrt(x + 0.25) + y,
     "erfc": lambda x, y: jnp.log(jax.scipy.special.erfc(x + 3)) + jax.lax.erfc(y),
     "round_decimals": lambda x, y: jnp.round(x, 1) + y,
     "nan_to_num": lambda x, y: jnp.nan_to_num(x, nan=1.0, posinf=2.0, neginf=-2.0) * y,

@@ -127,6 +127,40 @@ def test_python_numbers_are_held_as_the_array_holds_them(dtype, number):
         compared(lambda x, fn=fn: fn(x, number), x)
 
 
+WEAK, WEAK_REAL, STRONG = jnp.asarray(100), jnp.asarray(0.1), jnp.int32(100)
+PYTHON_NUMBERS = {  # dtypes and what is done with arrays of them
+    "a captured array": ("int8", lambda x: x + WEAK),
+    "a captured real": ("bfloat16", lambda x: x * WEAK_REAL),
+    "a choice of two": ("int8", lambda x: jnp.where(x > 0, 1, 100) + x),
+    "a choice of two reals": ("bfloat16", lambda x: jnp.where(x > 0, 0.1, 0.2) * x),
+    "a choice beside no sign": ("uint8", lambda x: jnp.where(x > 5, -1, 1) + x),
+    "a comparison": ("int8", lambda x: x < jnp.where(x > 5, 100, 228)),
+    "elements of an array": ("int8", lambda x: jnp.stack([jnp.where(x > 0, 100, 2), 3 * jnp.where(x > 0, 100, 2)])[1] + x),
+    "a copy": ("int8", lambda x: jnp.copy(jnp.where(x > 0, 100, 2)) + x),
+    "a dtype that was asked for": ("int8", lambda x: jnp.where(x > 0, 100, 2).astype(jnp.int32) + x),
+    "an array with a dtype of its own": ("int8", lambda x: x + STRONG),
+    "two captured arrays": ("bfloat16", lambda x: (WEAK_REAL * WHOLES_16[0]) * x),
+    "an array beside one that is reached": ("bfloat16", lambda x: (WHOLES_16[0] * HELD.number) * x),
+    "such a scalar of NumPy's": ("bfloat16", lambda x: (WHOLES_16[0] * HELD.scalar) * x),
+}  # fmt: skip
+WHOLES_16 = jnp.asarray([1.234, 2.345], jnp.bfloat16)
+HELD = types.SimpleNamespace(number=jnp.float32(0.1), scalar=np.float32(0.1))
+
+
+@pytest.mark.parametrize("doubles", [False, True])
+@pytest.mark.parametrize("name", PYTHON_NUMBERS)
+def test_arrays_of_python_numbers_take_the_dtype_beside_them(name, doubles):
+    """JAX's weak types: jnp.where(c, 1, 100) + x of int8 wraps as int8, not as int32."""
+    dtype, fn = PYTHON_NUMBERS[name]
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", doubles)
+    try:
+        x = jnp.asarray(WHOLE).astype(dtype)
+        np.testing.assert_allclose(values(fn, x), fn(x).astype("float32"), rtol=1e-6)  # of bfloat16 no other rounding is as near
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
 @pytest.mark.parametrize("doubles", [False, True])
 def test_integers_of_two_dtypes_are_promoted_before_they_are_used(doubles):
     """Without 64 bits uint32 and int32 become int32, which wraps."""

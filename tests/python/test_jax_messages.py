@@ -21,6 +21,13 @@ def there(x, at):
     return jax.device_put(x, devices[at]) if len(devices) > at else pytest.skip("JAX was started with one device")
 
 
+def deleted():
+    """As its donation to a compiled function leaves it."""
+    array = jnp.ones((5, 5))
+    array.delete()
+    return array
+
+
 class Stranger:
     """A tensor of another framework."""
 
@@ -51,8 +58,8 @@ WRONG = {
     "ranks under jit": (lambda: jax.jit(lambda q: attention(q[0], k, v))(q), "foveal.jax.attention: q: rank 3, v: rank 4"),
     "heads": (lambda: attention(q, k[:, :, :1].repeat(3, 2), v), "foveal.jax.attention: k: heads 3 does not divide q's 2"),
     "head_dim": (lambda: attention(q, k[..., :4], v), "foveal.jax.attention: k: head_dim 4 differs from q's 8"),
-    "an update where a symbol says": (lambda: attention(q, k, v, lambda s, b, h, i, j: jax.lax.dynamic_update_slice(TABLE, s[None], (j,))[2]),
-                                      "foveal.jax.attention: .*traced by JAX: jax.dynamic_update_slice in a score or mask: not part of the score language"),
+    "an update where a symbol says": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + TABLE.at[j].apply(jnp.sin)[2]),
+                                      "foveal.jax.attention: .*traced by JAX: jax.scatter in a score or mask: a function of elements"),
     "scale as text": (lambda: attention(q, k, v, scale="0.1"), "foveal.jax.attention: scale: found str '0.1'; expected a number"),
     "one cu_seqlens": (lambda: attention(q[0], k[0], v[0], cu_seqlens=CU), "foveal.jax.attention: cu_seqlens: found one array"),
     "lists of lengths": (lambda: attention(q[0], k[0], v[0], cu_seqlens=([0, 5], [0, 5])), "foveal.jax.attention: cu_seqlens: for q: found list"),
@@ -60,6 +67,7 @@ WRONG = {
     "a mask without its call": (lambda: attention(q, k, v, mask=foveal.causal), r"foveal.jax.attention: mask: found foveal.causal itself"),
     "a mask as array": (lambda: attention(q, k, v, mask=jnp.ones((5, 5), bool)), "foveal.jax.attention: mask: found .*; expected a function"),
     "a real mask": (lambda: attention(q, k, v, mask=lambda b, h, i, j: i * 1.0), "foveal.jax.attention: mask: the function returned a real"),
+    "a number that no integer holds": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + (i + 2**40)), "foveal.jax.attention: jax's add in a score or mask: .*overflow"),
     "a branch": (lambda: attention(q, k, v, lambda s, b, h, i, j: s if i > j else -s), "foveal.jax.attention: .*no truth value.*foveal.where"),
     "no seed": (lambda: attention(q, k, v, dropout_p=0.1), "foveal.jax.attention: seed: found None; expected an integer"),
     "a key as seed": (lambda: attention(q, k, v, dropout_p=0.1, seed=jax.random.key(0)), "foveal.jax.attention: seed: key.*expected one integer: of a key, jax.random.bits"),
@@ -75,6 +83,8 @@ WRONG = {
     "a number as sink": (lambda: attention(q, k, v, sink=1.0), "foveal.jax.attention: sink: found float"),
     "options": (lambda: attention(q, k, v, options={}), "foveal.jax.attention: options: found dict"),
     "an array that tracing cannot see": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + HOLDER.table[i]), "foveal.jax.attention: score_mod: a symbol indexes"),
+    "a deleted array": (lambda: attention(q, k, v, "score + b[q_idx, kv_idx]", params={"b": deleted()}),
+                        "foveal.jax.attention: b: an array that was deleted, as donated ones are; expected one that still has"),
     "sizes that are not known": (lambda: exported(lambda q: attention(q, q, q)), r"foveal.jax.attention: q: shape \(n, 5, 2, 8\); expected known sizes"),
     "a parameter's sizes": (lambda: exported(lambda x: attention(q, k, v, "score + x[0, q_idx, 0, 0]", params={"x": x})),
                             r"foveal.jax.attention: x: shape \(n, 5, 2, 8\); expected known sizes"),
@@ -145,6 +155,6 @@ HOLDER = Holder()
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_calls_are_explained(name):
     call, words = WRONG[name]
-    with pytest.raises((TypeError, ValueError, NotImplementedError), match=words) as caught:
+    with pytest.raises((TypeError, ValueError, NotImplementedError, OverflowError), match=words) as caught:
         call()
     assert "describe()" not in str(caught.value) and "incompatible function arguments" not in str(caught.value)

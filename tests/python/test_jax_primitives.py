@@ -10,6 +10,7 @@ import jax.scipy.special as jsp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from test_jax_functions import LEN, compare, doubles, ours, real, theirs  # noqa: F401
 
 import foveal
@@ -63,6 +64,11 @@ slope, curve, of_rows = jax.grad(jnp.tanh), jax.hessian(jnp.sin), jax.vmap(jnp.m
 ruled, ruled_by_argument = jax.custom_jvp(jnp.sin), jax.custom_jvp(jnp.sin)
 ruled.defjvp(lambda x, t: (jnp.sin(*x), 7.0 * t[0]))
 ruled_by_argument.defjvps(lambda t, out, x: 7.0 * t)
+
+ruled_relu, ruled_relu_once_more, ruled_by_jax = (jax.custom_jvp(fn) for fn in (jax.nn.relu, jax.nn.relu.fun, jax.nn.relu))
+ruled_relu.defjvps(lambda t, out, x: 7.0 * t)
+ruled_relu_once_more.defjvps(lambda t, out, x: 7.0 * t)
+ruled_by_jax.defjvp(functools.partial(jax.jvp, jnp.tanh))
 
 
 @functools.wraps(jnp.tanh)
@@ -145,7 +151,28 @@ SCORES = {
     "unsigned integers wrap": (lambda x: lambda s, b, h, i, j: jnp.where(i.astype(jnp.uint32) - 3 > 9, s, x[i, j]), B),
     "unsigned integers of 16 bits": (lambda x: lambda s, b, h, i, j: jnp.where((i - 3).astype(jnp.uint16) * 5 > 9, s, x[i, j]), B),
     "a sum of some": (lambda x: lambda s, b, h, i, j: s + jnp.sum(x[i], where=x[i] > 0), B),
+    "random numbers": (lambda x: jax.jit(lambda s, b, h, i, j: s + jax.random.uniform(jax.random.key(3)) * x[i, j] + jax.random.normal(KEYS[1], (LEN,))[j]), B),
+    "a name for checkpoints": (lambda x: lambda s, b, h, i, j: checkpoint_name(s * x[i, j], "scores"), B),
     "scalars of NumPy": (lambda x: lambda s, b, h, i, j: s * np.float32(1.5) + np.int64(2) * x[i, j] + np.bool_(True) * s, B),
+    "an element that is set": (lambda x: lambda s, b, h, i, j: s + (x[i].at[1].set(s) * x[j].at[-1].set(2.0 * s)).sum() * 0.1, B),
+    "elements that are added to": (lambda x: lambda s, b, h, i, j: (x[i].at[jnp.array([0, 2, 0])].add(s) + jnp.zeros(LEN).at[3].add(x[j, i])).sum() * x[j, 0], B),
+    "elements that are changed": (
+        lambda x: lambda s, b, h, i, j: jnp.stack([x[i, 0], s, s]).at[0].multiply(s).at[1].subtract(x[j, 0]).at[2].divide(x[i, 1] + 5).at[1].power(3).sum(), B
+    ),
+    "the largest of updates": (lambda x: lambda s, b, h, i, j: s + jnp.stack([x[i, 0], s]).at[np.array([0, 0, 1])].max(jnp.stack([s, x[i, 0], s])).sum(), B),
+    "the smallest of an update": (lambda x: lambda s, b, h, i, j: s + (jnp.stack([x[i, 0], s, s]).at[j].min(s) * x[i, :3]).sum(), B),
+    "an element that a symbol chooses": (
+        lambda x: lambda s, b, h, i, j: s + (x[i].at[j].set(s) * x[j] + x[j].at[i - 3].add(s, mode="drop") + x[0].at[i + 5].set(s, mode="clip")).sum(), B
+    ),
+    "rows that are set": (lambda x: lambda s, b, h, i, j: s + (x[:3].at[1].set(s).at[:, 2].multiply(s).at[j % 3, 1:3].add(x[i, j]) * x[1:4]).sum() * 0.1, B),
+    "updates outside": (lambda x: lambda s, b, h, i, j: s + (x[i].at[LEN + 2].set(s) + x[j].at[LEN + 2].set(s, mode="clip")).sum() * 0.1, B),
+    "a slice that is updated": (
+        lambda x: lambda s, b, h, i, j: s + (lax.dynamic_update_slice(x[i], jnp.stack([s, x[j, i]]), (j + 2,)) * x[j] + x[j].at[1:3].set(s)).sum(), B
+    ),
+    "padding": (
+        lambda x: lambda s, b, h, i, j: s + (lax.pad(x[i, :3], s, [(1, -1, 1)]) * x[j, :5]).sum() + jnp.pad(s[None], (2, 1), mode="edge").sum() + jnp.pad(x[i], 1)[j], B
+    ),
+    "cube roots": (lambda x: lambda s, b, h, i, j: jnp.cbrt(s) + lax.cbrt(x[i, j]) + jnp.cbrt(i - j), B),
     "functions of lax": (lambda x: lambda s, b, h, i, j: lax.add(s, x[i, j]) * lax.exp(-lax.abs(s)) + lax.select(i > j, s, x[i, j]), B),
 }  # fmt: skip
 
@@ -196,6 +223,12 @@ REFUSED = {
     "a rule of its own, backwards": (lambda s, b, h, i, j: own_backward_rule(s), "a jax.custom_vjp inside a score or mask"),
     "a rule of the user's for a function of JAX's": (lambda s, b, h, i, j: ruled(s), "sin: a jax.custom_jvp inside a score or mask"),
     "such a rule by argument": (lambda s, b, h, i, j: ruled_by_argument(s), "sin: a jax.custom_jvp inside a score or mask"),
+    "a rule by argument for one that has JAX's rule": (lambda s, b, h, i, j: ruled_relu(s), "relu: a jax.custom_jvp inside a score or mask"),
+    "such a rule for what that one computes": (lambda s, b, h, i, j: jax.jit(ruled_relu_once_more)(s), "relu: a jax.custom_jvp inside a score or mask"),
+    "another function of JAX's as a rule": (lambda s, b, h, i, j: ruled_by_jax(s), "relu: a jax.custom_jvp inside a score or mask"),
+    "a function of elements that are set": (lambda s, b, h, i, j: EDGES.at[j].apply(jnp.sin)[0] * s, "scatter in a score or mask: a function of elements"),
+    "updates that share a derivative": (lambda s, b, h, i, j: EDGES.at[jnp.stack([i, j])].max(s)[0], "scatter-max in a score or mask: several updates that symbols place"),
+    "many updates": (lambda s, b, h, i, j: jnp.zeros(500).at[:].set(s)[0], "500 updates of 500 elements; at most 4096 pairs"),
     "a function that has a name in the table": (lambda s, b, h, i, j: s + jax.random.logistic(KEYS[j]), "of the name logistic that is not jax's own is not part of the score language"),
     "a derivative among foveal's functions": (lambda s, b, h, i, j: foveal.tanh(s) + slope(s), "of the name tanh that is not jax's own is not part of the score language"),
     "a function with a rule of JAX's": (lambda s, b, h, i, j: jnp.frexp(s)[0], "^foveal.jax.attention: jax's frexp is not part of the score language"),

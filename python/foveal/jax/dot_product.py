@@ -34,10 +34,10 @@ def dot_product_attention(
 
     query: [batch, seqlen_q, heads_q, head_dim], or without batch.
     key, value: [batch, seqlen_kv, heads_kv, ...], or without batch.
-    bias: added to the scores; broadcast to [batch, heads_q, seqlen_q, seqlen_kv].
+    bias: added to the scores, of any real or integer dtype; broadcast to [batch, heads_q, seqlen_q, seqlen_kv].
     mask: bool, True = keep; broadcast likewise.
     query_seq_lengths, key_value_seq_lengths: integers [batch]; queries past theirs give zeros.
-    local_window_size: keys to the left and to the right of its own position that a query sees.
+    local_window_size: keys to the left and to the right of its own position that a query sees; integers or arrays of one, which may be traced.
     implementation: None, "xla" or "cudnn"; has no effect.
 
     Returns the output; with return_residual also lse without gradient, [batch, seqlen_q, heads_q] in query's dtype. A query that sees no key gives
@@ -58,7 +58,10 @@ def dot_product_attention(
     params: dict[str, Any] = {}
     score_mod, masks = None, []
     if bias is not None:
-        score_mod = "score + " + _read("bias", owned(bias), full, params)
+        bias = owned(bias)
+        if not jnp.issubdtype(bias.dtype, jnp.floating):  # integers of any width, and booleans, are numbers to add
+            bias = bias.astype(jnp.promote_types(query.dtype, jnp.float32))
+        score_mod = "score + " + _read("bias", bias, full, params)
     if mask is not None:
         mask = owned(mask)
         if mask.dtype != jnp.bool_:
@@ -67,11 +70,7 @@ def dot_product_attention(
     if is_causal:
         masks.append("kv_idx <= q_idx")
     if local_window_size is not None:
-        sides = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
-        if not isinstance(sides, (tuple, list)) or len(sides) != 2 or not all(type(side) is int or isinstance(side, np.integer) for side in sides):
-            raise ValueError(f"local_window_size: found {local_window_size!r}; expected an integer, or a pair of integers (to the left, to the right)")
-        left, right = sides
-        masks.append(f"kv_idx >= q_idx - {int(left)} and kv_idx <= q_idx + {int(right)}")
+        masks.append(_window(local_window_size, params))
     for name, lengths, symbol in (("query_seq_lengths", query_seq_lengths, "q_idx"), ("key_value_seq_lengths", key_value_seq_lengths, "kv_idx")):
         if lengths is not None:
             lengths = owned(lengths)
@@ -96,3 +95,21 @@ def _read(name: str, array: Any, full: tuple[int, ...], params: dict[str, Any]) 
         raise ValueError(f"dot_product_attention: {name}: shape {array.shape}; expected one that broadcasts to {full}")
     params[name] = array
     return read_by_pair(name, array.shape)
+
+
+def _window(size: Any, params: dict[str, Any]) -> str:
+    """The text of a local_window_size; sides that are arrays, perhaps traced, become parameters."""
+    if isinstance(size, (int, np.integer)):
+        size = (size, size)
+    sides = list(size) if isinstance(size, (tuple, list)) or isinstance(size, (np.ndarray, jax.Array)) and size.ndim == 1 else []
+    texts = []
+    for name, side in zip(("left", "right"), sides):
+        side = owned(side) if isinstance(side, np.ndarray) else side
+        if isinstance(side, jax.Array) and side.ndim == 0 and jnp.issubdtype(side.dtype, jnp.integer):
+            params[f"window_{name}"] = side.astype(jnp.promote_types(side.dtype, jnp.int32))
+            texts.append(f"window_{name}[]")
+        elif type(side) is int or isinstance(side, np.integer):
+            texts.append(str(int(side)))
+    if len(sides) != 2 or len(texts) != 2:
+        raise ValueError(f"dot_product_attention: local_window_size: found {size!r}; expected an integer, or a pair of integers (to the left, to the right)")
+    return f"kv_idx >= q_idx - {texts[0]} and kv_idx <= q_idx + {texts[1]}"

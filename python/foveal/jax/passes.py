@@ -141,8 +141,11 @@ def _at_once(*operands: Any, one: _One, jaxpr: Any) -> Any:
     """Outside of jit. By a jit of its own, so that arrays on many devices are partitioned, too."""
     try:
         return _jitted(jaxpr)(*operands)
-    except ValueError:
+    except (ValueError, RuntimeError):
         names = [*one.roles, *[param.name for param in one.what.described.params]]
+        for name, x in zip(names, operands):
+            if x.is_deleted():
+                raise ValueError(f"attention: {name}: an array that was deleted, as donated ones are; expected one that still has its elements") from None
         fixed = [(name, x.sharding.device_set) for name, x in zip(names, operands) if getattr(x, "committed", False)]
         fixed.sort(key=lambda item: item[0] != "q")
         for name, devices in fixed:

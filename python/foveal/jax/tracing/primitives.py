@@ -8,11 +8,13 @@ meaning has the same one; other functions are refused.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
 import pathlib
 import sys
+import types
 from typing import Any, Callable, Sequence
 
 import jax
@@ -23,6 +25,7 @@ from jax.extend.core import jaxpr_as_fun
 from ... import _core, formulas
 from ..._core import Expr
 from ...captures import Along, At, Capture, of_part
+from ...closures import filled
 from ...framework_calls import Call
 from ...meanings import Meaning, binary, over_dims, unary
 from ...symbols import Symbols
@@ -31,16 +34,18 @@ from .table import round_half_away, sinc_at_zero, xlogx
 
 MAX_STEPS = 64  # of a loop that is unrolled
 MAX_CHOICES = 64  # expressions that an index chooses from
+MAX_UPDATES = MAX_CHOICES**2  # of the elements of an array, each of which may be any
 _OWN = str(pathlib.Path(jax.__file__).parent)
 
 # Primitives by the names of the table of table.py.
 _NAMES = {
     **{name: name for name in "abs add and ceil cos cosh eq erf exp exp2 expm1 floor ge gt le log log1p logistic lt mul ne neg or".split()},
-    **{name: name for name in "acos acosh asin asinh atan atan2 atanh erfc".split()},
+    **{name: name for name in "acos acosh asin asinh atan atan2 atanh cbrt erfc".split()},
     **{name: name for name in "pow rsqrt sign sin sinh sqrt square stop_gradient sub tan tanh xor".split()},
     **{"max": "lax.max", "min": "lax.min", "div": "lax.div", "rem": "lax.rem", "clamp": "lax.clamp", "not": "bitwise_not", "is_finite": "isfinite"},
-    **{"shift_left": "lshift", "shift_right_arithmetic": "rshift", "convert_element_type": "astype", "copy": "copy", "copy_p": "copy", "add_any": "add"},
-    **dict.fromkeys("broadcast_in_dim concatenate expand_dims reshape rev slice split squeeze stack tile transpose unstack".split(), "layout"),
+    **{"shift_left": "lshift", "shift_right_arithmetic": "rshift", "convert_element_type": "astype", "add_any": "add"},
+    **dict.fromkeys("copy copy_p name".split(), "copy"),
+    **dict.fromkeys("broadcast_in_dim concatenate expand_dims pad reshape rev slice split squeeze stack tile transpose unstack".split(), "layout"),
 }
 _REDUCTIONS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "reduce_sum": formulas.total, "reduce_prod": formulas.product, "reduce_max": formulas.largest, "reduce_min": formulas.smallest,
@@ -91,7 +96,7 @@ class _Reader:
             return [known]
         if name in _CALLS:
             return self.closed(params[_CALLS[name]], values)
-        given, values = values, [self.constants(value) for value in values]
+        given, values = values, [value if at == 1 and name.startswith("scatter") else self.constants(value) for at, value in enumerate(values)]
         if name.startswith("custom_vjp_call"):
             raise OwnRule("a jax.custom_vjp inside a score or mask; its backward would be ignored: write its forward in place")
         if name == "custom_jvp_call":
@@ -149,7 +154,7 @@ class _Reader:
         """A function with a rule for its derivative: one of JAX's whose meaning has the same."""
         source = params["call_jaxpr"].jaxpr.debug_info
         name = source.func_name
-        if not _is_jax_own(source, params["jvp_jaxpr_fun"].debug_info):
+        if not _is_jax_own(source, params["jvp_jaxpr_fun"]):
             raise OwnRule(f"{name}: a jax.custom_jvp inside a score or mask; its rule would be ignored: write it in place")
         if name in _FOLLOWED:
             return self.closed(params["call_jaxpr"], values)
@@ -205,16 +210,23 @@ class _Reader:
 
 
 def _is_jax_own(source: Any, rule: Any) -> bool:
-    """Whether JAX made the function and its rule; not the user, of one of JAX's functions. source, rule: what JAX knows of where they were written."""
+    """Whether JAX made the function and its rule; not the user, of one of JAX's functions. source: what JAX knows of where the function was written."""
     name, _, place = (source.func_src_info or "").partition(" at ")
     path = pathlib.PurePath(place.rpartition(":")[0]).with_suffix("")
-    if not path.is_relative_to(_OWN) or _OWN not in (rule.func_src_info or ""):
+    if not path.is_relative_to(_OWN) or _OWN not in (rule.debug_info.func_src_info or ""):
         return False
     module = sys.modules.get(".".join(("jax", *path.relative_to(_OWN).parts)))
     made = getattr(module, name, None)
     while made is not None and not isinstance(made, jax.custom_jvp):
         made = getattr(made, "__wrapped__", None)
-    return made is not None
+    return made is not None and made.jvp is not None and _is_made_of(rule, made.jvp)
+
+
+def _is_made_of(rule: Any, function: Any) -> bool:
+    """Whether JAX wrapped this function into the rule. A user's defjvps() has the name and the place of one of JAX's: where JAX wrote what it makes of them."""
+    if isinstance(rule, types.FunctionType) and rule is not function:
+        return any(_is_made_of(cell.cell_contents, function) for cell in rule.__closure__ or () if filled(cell))
+    return rule is function or hasattr(rule, "f") and _is_made_of(rule.f, function)
 
 
 def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
@@ -236,7 +248,7 @@ def _computed(equation: Any, values: list[Any]) -> Sequence[Any]:
         found = equation.primitive.bind(*values, **params)
     else:
         with jax.ensure_compile_time_eval():
-            found = jax.tree.map(np.asarray, equation.primitive.bind(*values, **params))
+            found = jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else np.asarray(x), equation.primitive.bind(*values, **params))
     return found if equation.primitive.multiple_results else [found]
 
 
@@ -397,6 +409,70 @@ def _filled(read: Any, kept: list[Any], fill: Any, dtype: Any) -> Any:
     return _core.where(inside, read, _core.constant(np.asarray(fill).item()))
 
 
+def _dynamic_update_slice(call: Call, params: dict[str, Any]) -> Any:
+    operand, update, *starts = [call.symbol(value) for value in call.args]
+    first = [formulas.clamped(start._items[0], 0, extent - size) for start, extent, size in zip(starts, operand._shape, update._shape)]
+    places = itertools.product(*map(range, update._shape))
+    return _updated(call, operand, [([start + at for start, at in zip(first, place)], [], item) for place, item in zip(places, update._items)])
+
+
+def _scatter(call: Call, params: dict[str, Any]) -> Any:
+    """JAX's scatter: https://openxla.org/stablehlo/spec#scatter. A window that is not all inside is left out whole, as XLA's compilers do."""
+    if call.name == "scatter" and params["update_jaxpr"] is not None:
+        raise call.refuse("a function of elements, as of x.at[i].apply(f); expected x.at[i].set(f(x[i]))")
+    operand, indices, updates = call.symbol(call.args[0]), call.args[1], call.symbol(call.args[2])
+    if operand._dtype == bool and call.name != "scatter":
+        raise call.refuse("booleans; expected numbers")
+    numbers, shape = params["dimension_numbers"], tuple(updates._shape)
+    if isinstance(indices, jax.Array) and not isinstance(indices, jax.core.Tracer):  # then it is known which elements change
+        call.tracer.saw_values = True
+        indices = np.asarray(indices)
+    starts = np.array(indices.ravel().tolist() if isinstance(indices, np.ndarray) else call.symbol(indices)._items, object).reshape(tuple(indices.shape))
+    gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    offset_of = dict(zip([d for d in range(len(operand._shape)) if d not in gone], numbers.update_window_dims))
+    batch_dims = [d for d in range(len(shape)) if d not in numbers.update_window_dims]
+    clips = str(params["mode"]).rpartition(".")[2] == "CLIP"
+    found = []
+    for place, item in zip(itertools.product(*map(range, shape)), updates._items):
+        at_batch = tuple([place[d] for d in batch_dims])
+        index: list[Any] = [place[offset_of[d]] if d in offset_of else 0 for d in range(len(operand._shape))]
+        for d, of_indices in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims):
+            index[d] = at_batch[of_indices]
+        inside: list[Any] = []
+        for d, start in zip(numbers.scatter_dims_to_operand_dims, starts[at_batch]):
+            last = operand._shape[d] - (shape[offset_of[d]] if d in offset_of else 1)
+            if clips:
+                start = formulas.clamped(start, 0, last) if isinstance(start, Expr) else min(max(start, 0), last)
+            inside += [] if clips else [start >= 0, start <= last]
+            index[d] = start + index[d]
+        found.append((index, inside, item))
+    return _updated(call, operand, found)
+
+
+def _updated(call: Call, operand: Symbols, updates: Sequence[tuple[list[Any], list[Any], Expr]]) -> Any:
+    """The elements of operand, changed one after the other by updates: of an index, numbers or expressions, where the conditions beside it hold."""
+    if len(operand._items) * len(updates) > MAX_UPDATES:
+        raise call.refuse(f"{len(updates)} updates of {len(operand._items)} elements; at most {MAX_UPDATES} pairs of the two are unrolled")
+    change = _UPDATES[call.name]
+    items = []
+    for place, item in zip(itertools.product(*map(range, operand._shape)), operand._items):
+        of_item = []
+        for index, inside, update in updates:
+            conditions = [at == own for at, own in zip(index, place)] + inside
+            if not any([condition is False for condition in conditions]):
+                of_item.append((functools.reduce(operator.and_, [c for c in conditions if c is not True], True), update))
+        if change in (_core.maximum, _core.minimum) and len(of_item) > 1:  # those that are equal share a derivative
+            if any([condition is not True for condition, _ in of_item]):
+                raise call.refuse("several updates that symbols place; expected one")
+            items.append(formulas.extreme(change, [item, *[update for _, update in of_item]]))
+            continue
+        for condition, update in of_item:
+            changed = change(item, update)
+            item = changed if condition is True else _core.where(condition, changed, item)
+        items.append(item)
+    return call.made(items, call.result)
+
+
 def _dot_general(call: Call, params: dict[str, Any]) -> Any:
     (left_sum, right_sum), (left_batch, right_batch) = params["dimension_numbers"]
     left, right = map(call.symbol, call.args)
@@ -436,7 +512,12 @@ _ORDERED = {
 # Functions of JAX that have a rule for their derivative: what they compute has the same one; and others by their meaning.
 _FOLLOWED = ("_erfcx", "_softmax")
 _WITH_RULES = {"_sinc_maclaurin": unary(sinc_at_zero), "_xlogx": unary(xlogx)}
+_UPDATES: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("scatter", "dynamic_update_slice"), lambda item, update: update),
+    "scatter-add": operator.add, "scatter-sub": operator.sub, "scatter-mul": operator.mul, "scatter-max": _core.maximum, "scatter-min": _core.minimum,
+}  # fmt: skip
 _MEANINGS = {
+    **dict.fromkeys(_UPDATES, _scatter), "dynamic_update_slice": _dynamic_update_slice,
     "select_n": _select, "dynamic_slice": _dynamic_slice, "gather": _gather, "dot_general": _dot_general,
     "cumsum": _running(operator.add), "cumprod": _running(operator.mul), "cummax": _running(_core.maximum), "cummin": _running(_core.minimum),
     "cumlogsumexp": _running(formulas.logaddexp),

@@ -82,6 +82,11 @@ def _log1mexp(x: Any) -> Any:
     return _core.where(x < formulas.LN2, _core.log(-formulas.expm1(-x)), formulas.log1p(-_core.exp(-x)))
 
 
+def _cbrt(x: Any) -> Any:
+    x = _core.to_real(x)
+    return _core.where(x < 0.0, -_core.pow(-x, 1.0 / 3.0), _core.pow(x, 1.0 / 3.0))
+
+
 def sinc_at_zero(x: Any) -> Any:
     """sin(x) / x about 0."""
     return 1.0 - x * x * (1.0 / 6.0 - x * x * (1.0 / 120.0))
@@ -197,6 +202,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "sinc": _sinc,
     "entr": _entropy,
     "log1mexp": _log1mexp,
+    "cbrt": _cbrt,
 }
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,

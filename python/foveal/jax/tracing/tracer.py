@@ -33,6 +33,8 @@ _DTYPES = {Type.boolean: np.dtype("bool"), Type.integer: np.dtype("int32"), Type
 class Symbol(Symbols):
     """An array of expressions."""
 
+    _weak = False  # whether its dtype gives way to another one's, as that of jnp.where(c, 1, 2) does
+
     def __stands_for__(self) -> type:
         return jax.Array
 
@@ -86,11 +88,15 @@ class Symbol(Symbols):
 _looks: dict[Any, Any] = {}
 
 
+def _is_weak(value: Any) -> bool:
+    """Whether an array's dtype gives way to that of one beside it: JAX made it of Python's numbers."""
+    value = value._array if isinstance(value, Capture) else value
+    return bool(value._weak if isinstance(value, Symbol) else isinstance(value, jax.Array) and value.weak_type)
+
+
 def _look_of(value: Any) -> Any:
-    if isinstance(value, Symbol):
-        return (value._shape, str(value._dtype))
-    if isinstance(value, (Capture, np.ndarray, np.generic, jax.Array)):
-        return (tuple(value.shape), str(value.dtype))
+    if isinstance(value, (Symbol, Capture, np.ndarray, np.generic, jax.Array)):
+        return (tuple(value.shape), str(value.dtype), _is_weak(value))
     if isinstance(value, (list, tuple)):
         return (type(value), *(_look_of(item) for item in value))
     return (type(value), value)
@@ -98,7 +104,7 @@ def _look_of(value: Any) -> Any:
 
 def _stand_in(value: Any) -> Any:
     if isinstance(value, (Symbol, Capture, np.ndarray, np.generic, jax.Array)):
-        return jax.ShapeDtypeStruct(tuple(value.shape), value.dtype)
+        return jax.ShapeDtypeStruct(tuple(value.shape), value.dtype, weak_type=_is_weak(value))
     return value
 
 
@@ -134,7 +140,7 @@ def _look_of_result(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, 
     try:
         found = jax.eval_shape(run, *[_stand_in(leaves[i]) for i in at])
     except Exception as error:
-        raise _restated(error, f"jax's {name} in a score or mask: {error}") if isinstance(error, (TypeError, ValueError)) else error from None
+        raise _restated(error, f"jax's {name} in a score or mask: {error}") if isinstance(error, (TypeError, ValueError, OverflowError)) else error from None
     if key is not None:
         if len(_looks) > 4096:
             _looks.clear()
@@ -160,7 +166,17 @@ def _called(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kw
         raise _unknown(name)
     args = tuple(tracer.seen(value) for value in args)
     kwargs = {key: tracer.seen(value) for key, value in kwargs.items()}
-    return meaning(Call(tracer, name, func, args, kwargs, _look_of_result(tracer, name, func, args, kwargs)))
+    look = _look_of_result(tracer, name, func, args, kwargs)
+    return jax.tree.map(_as_weak, meaning(Call(tracer, name, func, args, kwargs, look)), look, is_leaf=lambda x: isinstance(x, (Symbols, Capture)))
+
+
+def _as_weak(found: Any, look: Any) -> Any:
+    """Of the weakness that the look of a result has."""
+    if not isinstance(found, Symbol) or found._weak == look.weak_type:
+        return found
+    result = found._tracer.symbol(found._items, found._shape, found._dtype)
+    result._weak = look.weak_type
+    return result
 
 
 # ---- stand-ins for modules and functions ----
@@ -249,8 +265,13 @@ class JaxTracer(CallTracer):
         dtype = call.result.dtype
         if dtype != bool or len(given) != 2:
             return dtype
-        both = jnp.result_type(*[value.dtype if hasattr(value, "dtype") else value for value in given])  # of a comparison
-        return both
+        kinds = [(float if jnp.issubdtype(x.dtype, jnp.floating) else int) if _is_weak(x) else x.dtype if hasattr(x, "dtype") else x for x in given]
+        return jnp.result_type(*kinds)  # of a comparison
+
+    def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Any:
+        found = super().made(items, shape, array)
+        found._weak = _is_weak(array)
+        return found
 
     def promoted(self, x: Symbols, dtype: Any, is_number: bool) -> Symbols:
         """Integers wrap, too, where the dtype does not hold all of theirs: without 64 bits uint32 and int32 become int32."""
