@@ -70,10 +70,11 @@ class Walk:
 
     def whole(self, value: Any) -> None:
         """A tensor or a member of an enumeration that is handed on: with what the user's classes add to it."""
-        if not _has_plain_operators(type(value)):
+        kind: Any = type(value)
+        if not _has_plain_operators(kind):
             raise Unknown
         self.carry(value)
-        for text in _texts(type(value)):
+        for text in _texts(kind):
             self.bound(text, value)
 
     def plain(self, value: Any) -> None:

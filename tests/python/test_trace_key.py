@@ -885,6 +885,14 @@ def test_a_tensor_counts_by_its_value_where_a_number_is_expected(name, door):
         assert torch.equal(attend(Q, Q, Q, **more, **{name: number}), attend(Q, Q, Q, **more, **{name: value}))
 
 
+@pytest.mark.parametrize("name, right, wrong", [("q_offset", 1, 1.0), ("kv_offset", 0, 0.0), ("deterministic", True, 1.0), ("options", foveal.Options(threads=1), foveal.Options(threads=1.0))])
+def test_an_argument_that_is_refused_is_so_after_its_equal(name, right, wrong):
+    """1 == 1.0, of which the trace was found."""
+    foveal.torch.attention(Q, Q, Q, mask=foveal.causal(), **{name: right})
+    with pytest.raises(TypeError, match=f"foveal.torch.attention: {name}.*: found float 1.0|{name}: found float 0.0"):
+        foveal.torch.attention(Q, Q, Q, mask=foveal.causal(), **{name: wrong})
+
+
 def test_torchs_default_dtype_is_part_of_what_a_function_sees():
     score_mod = lambda s, b, h, i, j: s + torch.tensor(1 / 3) * j  # noqa: E731
     try:

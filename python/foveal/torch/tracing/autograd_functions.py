@@ -33,7 +33,7 @@ def _guarded_unwrap(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _install(apply: Any, unwrap: Any) -> None:
-    torch.autograd.Function.apply = apply
+    torch.autograd.Function.apply = apply  # type: ignore[method-assign]
     _utils.unwrap_dead_wrappers = unwrap
 
 
