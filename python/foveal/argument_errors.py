@@ -196,7 +196,7 @@ def _has_own_dispatch(tensor: Any) -> bool:
         return False
     import torch
 
-    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return isinstance(tensor, torch.Tensor) and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def _check_arrays(name: str, given: Mapping[str, Any]) -> None:

@@ -32,6 +32,11 @@ def captured_by(fn: Any) -> Iterator[Any]:
         yield from (fn.__kwdefaults__ or {}).values()
 
 
+def is_plain_partial(value: Any) -> bool:
+    """One that is called as functools.partial is, whatever its class."""
+    return isinstance(value, functools.partial) and type(value).__call__ is functools.partial.__call__
+
+
 def is_the_users(module: str | None) -> bool:
     return (module or "").partition(".")[0] not in _NOT_THE_USERS
 

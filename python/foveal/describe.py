@@ -239,7 +239,8 @@ def trace(
         captures = given and (callable(score_mod) or callable(mask))
         try:
             looks = tuple([(name, tuple(a.shape), a.dtype, id(a) if captures else 0) for name, a in given.items()]) if given else ()
-            found_key = (reads.parts, tracer, tracer.setting(), looks, options, heads_first, tuple(rest.items()))
+            plain = (*rest.items(), *map(type, (*rest.values(), *options)))  # 1 == 1.0, of which one may be refused
+            found_key = (reads.parts, tracer, tracer.setting(), looks, options, heads_first, plain)
             hit = _traces.get(found_key)
         except (AttributeError, TypeError):  # no array, or no plain value: describe() says which
             found_key = hit = None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import functools
 import types
 from typing import Any, Callable, Iterable, NamedTuple
 
 from .bytecode import code_of
 from .pure_functions import PURE
-from .trace_key import HANDLERS, MAX_PARTS, Unknown, Walk, as_called, handler_of, in_class
+from .trace_key import HANDLERS, MAX_PARTS, Unknown, Walk, as_called, handler_of, in_class, present, seen_as
 
 
 class NumberKey(NamedTuple):
@@ -74,7 +73,7 @@ class _PathWalk(Walk):
     def module(self, value: types.ModuleType, attributes: tuple[str, ...], captured: bool) -> None:
         if not attributes:
             raise Unknown
-        self.under(("attribute", attributes[0]), getattr(value, attributes[0], None), attributes[1:], False)
+        self.under(("attribute", attributes[0]), present(value, attributes[0]), attributes[1:], False)
 
     def class_(self, value: type, attributes: tuple[str, ...], captured: bool) -> None:
         found = in_class(value, attributes[0]) if len(attributes) == 1 and type(value) is type else None
@@ -98,9 +97,9 @@ class _PathWalk(Walk):
             self.under(("cell", index), cells[index].cell_contents, read)
         for name, read in code.globals:
             if name in scope:
-                self.under(("global", name), scope[name], read)
+                self.under(("global", name), seen_as(name, value), read)
             else:
-                self.value(getattr(builtins, name, None), read)
+                self.value(seen_as(name, value), read)
         for at, default in enumerate(value.__defaults__ or ()):
             self.under(("default", at), default)
         for at, (name, default) in enumerate((value.__kwdefaults__ or {}).items()):
@@ -123,6 +122,8 @@ class _PathWalk(Walk):
     def partial(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
         if attributes:
             raise Unknown
+        if value.__dict__:
+            self.carry(value)
         self.parts.append(functools.partial)
         self.under(("function",), value.func)
         for at, item in enumerate(value.args):

@@ -9,6 +9,7 @@ value while tracing (a branch, a shape, an index, a function of C) refuses a Num
 from __future__ import annotations
 
 import functools
+import numbers
 import operator
 import types
 from typing import Any, Callable, Mapping, NoReturn
@@ -87,20 +88,27 @@ class Number:
     def __reduce__(self) -> NoReturn:
         self._needs_value()
 
+    def __getattr__(self, name: str) -> NoReturn:
+        if hasattr(type(self.value), name):  # of Python's numbers: a function may catch that this one has it not
+            self._needs_value()
+        raise AttributeError(name)
+
 
 def _install() -> None:
-    def binary(fn: Callable[[Any, Any], Any], name: str) -> None:
+    def binary(combined: Callable[[Any, Any], Any], name: str) -> None:
         def forward(self: Number, other: Any) -> Any:
-            return _combined(fn, self, other)
+            return combined(self, other)
 
         def reflected(self: Number, other: Any) -> Any:
-            return _combined(fn, other, self)
+            return combined(other, self)
 
         setattr(Number, f"__{name}__", forward)
         setattr(Number, f"__r{name}__", reflected)
 
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-        binary(getattr(operator, name), name)
+        binary(functools.partial(_combined, getattr(operator, name)), name)
+    for name in ("divmod", "and", "or", "xor", "lshift", "rshift"):
+        binary(_of_values, name)
     for name in ("neg", "pos", "abs"):
         setattr(Number, f"__{name}__", lambda self, fn=getattr(operator, name): _of(self, fn, self.rule, fn(self.value)))
 
@@ -109,11 +117,17 @@ def _combined(fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     if any([isinstance(value, Expr) for value in (a, b)]):
         return fn(*[value.__score__() if isinstance(value, Number) else value for value in (a, b)])
     if any([type(value) not in (int, float, Number) for value in (a, b)]):
-        return NotImplemented
+        return _of_values(a, b)
     left, right = [value.rule if type(value) is Number else lambda _, value=value: value for value in (a, b)]
     number = a if type(a) is Number else b
     values = [value.value if type(value) is Number else value for value in (a, b)]
     return Number(fn(*values), lambda numbers: fn(left(numbers), right(numbers)), number.read)
+
+
+def _of_values(a: Any, b: Any) -> Any:
+    """An operation on the values themselves, with another kind of number for one; what else may take part says itself what it is then."""
+    number, other = (a, b) if type(a) is Number else (b, a)
+    return number._needs_value() if type(other) is Number or isinstance(other, numbers.Number) else NotImplemented
 
 
 def _of(number: Number, fn: Callable[[Any], Any], rule: Rule, value: float | int) -> Number:

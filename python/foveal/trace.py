@@ -19,7 +19,7 @@ from typing import Any, Callable, ClassVar, Iterator, Sequence
 from . import _core, arrays, introspection, masks, pure_functions, refusals
 from ._core import Expr, Param, Type
 from .captures import Capture, as_scalar
-from .closures import captured_by, filled, globals_of, is_the_users
+from .closures import captured_by, filled, globals_of, is_plain_partial, is_the_users
 from .numpy_vector import Vector
 from .runtime_numbers import Computed, Number, Rule
 from .symbols import Symbols
@@ -266,7 +266,7 @@ class Tracer:
             return any(self._replaces(item, seen) for item in (value.values() if kind is dict else value))
         if arrays.is_array(value) or self.replacement(value) is not value:
             return True
-        if isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
+        if is_plain_partial(value) or isinstance(value, (types.MethodType, types.FunctionType)):
             seen.add(id(value))
             return any(self._replaces(item, seen) for item in captured_by(value))
         return False
@@ -281,9 +281,11 @@ class Tracer:
             return Capture(self, value)
         if (replacement := self.replacement(value)) is not value:
             return replacement
-        if isinstance(value, functools.partial):
+        if is_plain_partial(value):
             keywords = {key: self._rebind(item, seen) for key, item in value.keywords.items()}
-            return functools.partial(self._rebind(value.func, seen), *(self._rebind(item, seen) for item in value.args), **keywords)
+            made = functools.partial(self._rebind(value.func, seen), *(self._rebind(item, seen) for item in value.args), **keywords)
+            made.__dict__.update(value.__dict__)
+            return made
         if isinstance(value, types.MethodType):
             return types.MethodType(self._rebind(value.__func__, seen), value.__self__)
         if type(value) is tuple:

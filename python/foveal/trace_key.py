@@ -7,7 +7,6 @@ Whatever else it meets, it cannot vouch for: then there is no key, and the funct
 
 from __future__ import annotations
 
-import builtins
 import enum
 import functools
 import math
@@ -69,10 +68,17 @@ class Walk:
                 self.seen["carried", id(owner)] = len(self.seen)
                 self.carried.append(owner.__dict__)
 
+    def whole(self, value: Any) -> None:
+        """A tensor or a member of an enumeration that is handed on: with what the user's classes add to it."""
+        kind: Any = type(value)
+        if not _has_plain_operators(kind):
+            raise Unknown
+        self.carry(value)
+        for text in _texts(kind):
+            self.bound(text, value)
+
     def plain(self, value: Any) -> None:
         """An attribute as it stands in its owner. Where reading it may run code, it is not known what that reads."""
-        if isinstance(value, enum.Enum):  # a member in its class
-            return
         if hasattr(type(value), "__get__"):
             raise Unknown
         self.value(value, (), False)
@@ -96,6 +102,10 @@ class Walk:
         self.parts.append(value or math.copysign(1.0, value))
         if not value:
             self.parts.append("zero")
+
+    def range_(self, value: range, attributes: tuple[str, ...], captured: bool) -> None:
+        """Ranges are equal that have the same numbers, with other ends."""
+        self.parts += [range, value.start, value.stop, value.step]
 
     def complex_(self, value: complex, attributes: tuple[str, ...], captured: bool) -> None:
         self.parts.append(complex)
@@ -161,10 +171,10 @@ class Walk:
                 of_class = in_class(kind, attributes[0])
                 if isinstance(of_class, types.FunctionType) and of_class.__module__.partition(".")[0] != "torch":
                     raise Unknown
-                if of_class is not None and not hasattr(type(of_class), "__get__"):
+                if of_class is not ABSENT and not hasattr(type(of_class), "__get__"):
                     return self.value(of_class, attributes[1:], False)
             elif value.__dict__ or _users_classes(kind):
-                self.carry(value)
+                self.whole(value)
         elif not captured or self.tensors is not None:
             raise Unknown
         try:
@@ -205,7 +215,7 @@ class Walk:
         if not code.known or len(self.parts) > MAX_PARTS:
             raise Unknown
         self.parts.append(code)
-        cells, scope = value.__closure__ or (), value.__globals__
+        cells = value.__closure__ or ()
         for index, read in code.free:
             try:
                 content = cells[index].cell_contents
@@ -213,10 +223,7 @@ class Walk:
                 raise Unknown from None
             self.value(content, read)
         for name, read in code.globals:
-            if name in scope:
-                self.value(scope[name], read)
-            else:
-                self.value(getattr(builtins, name, None), read)
+            self.value(seen_as(name, value), read)
         if value.__defaults__:
             for default in value.__defaults__:
                 self.value(default)
@@ -245,6 +252,8 @@ class Walk:
     def partial(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
         if attributes:
             raise Unknown
+        if value.__dict__:
+            self.carry(value)
         self.parts.append(functools.partial)
         self.value(value.func)
         self.sequence(value.args, (), True)
@@ -259,20 +268,20 @@ class Walk:
     def module(self, value: types.ModuleType, attributes: tuple[str, ...], captured: bool) -> None:
         if not attributes:
             raise Unknown
-        self.value(getattr(value, attributes[0], None), attributes[1:], False)
+        self.value(present(value, attributes[0]), attributes[1:], False)
 
     def class_(self, value: type, attributes: tuple[str, ...], captured: bool) -> None:
         if not attributes:
             if value not in PURE:
                 raise Unknown
             self.parts.append(value)
-        elif issubclass(value, enum.Enum):
-            self.value(value.__members__.get(attributes[0]), attributes[1:], False)
+        elif type(value) is enum.EnumMeta and attributes[0] in value.__members__:
+            self.value(value.__members__[attributes[0]], attributes[1:], False)
         elif type(value) is type:
             found = in_class(value, attributes[0])
             if isinstance(found, staticmethod):
                 found = found.__func__
-            elif hasattr(type(found), "__get__") and not isinstance(found, types.FunctionType):
+            elif found is ABSENT or (hasattr(type(found), "__get__") and not isinstance(found, types.FunctionType)):
                 raise Unknown
             self.value(found, attributes[1:], False)
         else:
@@ -281,9 +290,7 @@ class Walk:
     def member(self, value: enum.Enum, attributes: tuple[str, ...], captured: bool) -> None:
         kind = type(value)
         if not attributes:
-            if not _has_plain_operators(kind):
-                raise Unknown
-            self.carry(value)
+            self.whole(value)
         elif attributes[0] not in ("value", "name"):
             raise Unknown
         self.parts.append(kind)
@@ -312,16 +319,17 @@ class Walk:
             raise Unknown
         of_class = in_class(kind, name)
         if isinstance(of_class, types.MemberDescriptorType):
-            return getattr(value, name, None)
+            return present(value, name)
         if hasattr(type(of_class), "__set__"):
             raise Unknown
         held = getattr(value, "__dict__", {})
         if name in held:
             return held[name]
-        for group in ("_parameters", "_buffers", "_modules"):  # torch.nn.Module
-            if name in held.get(group, ()):
-                return held[group][name]
-        if of_class is None or hasattr(type(of_class), "__get__"):
+        if of_class is ABSENT and _is_of_torch(in_class(kind, "__getattr__"), "Module.__getattr__"):
+            of_class = next((held[group][name] for group in ("_parameters", "_buffers", "_modules") if name in held.get(group, ())), ABSENT)
+        elif hasattr(type(of_class), "__get__"):
+            raise Unknown
+        if of_class is ABSENT:
             raise Unknown
         return of_class
 
@@ -334,21 +342,57 @@ def _users_classes(kind: type) -> tuple[type, ...]:
 
 @functools.lru_cache(256)
 def _has_plain_operators(kind: type) -> bool:
-    """Whether those of a class of enumerations, a call among them, are none of the user's."""
-    held = [(name, value) for base in _users_classes(kind) for name, value in vars(base).items() if name.startswith("__") and name not in _OF_MAKING]
-    return not any([type(value) is types.FunctionType and value.__module__ != "enum" for _, value in held])
+    """Whether those of a class of enumerations or of tensors, a call among them, are none of the user's."""
+    held = [value for base in _users_classes(kind) for name, value in vars(base).items() if name.startswith("__") and name not in _NO_OPERATORS]
+    return not any([hasattr(type(value), "__get__") and getattr(value, "__module__", None) != "enum" for value in held])
 
 
-_OF_MAKING = {"__new__", "__init__", "__init_subclass__", "__repr__", "__str__", "__format__"}
+@functools.lru_cache(256)
+def _texts(kind: type) -> list[types.FunctionType]:
+    """What a user has put in the place of str(x), repr(x) and f"{x}"."""
+    return [value for base in _users_classes(kind) for name, value in vars(base).items() if name in _TEXTS and type(value) is types.FunctionType and value.__module__ != "enum"]
+
+
+_TEXTS = {"__repr__", "__str__", "__format__"}
+_NO_OPERATORS = _TEXTS | set(
+    "__new__ __init__ __init_subclass__ __copy__ __deepcopy__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __dict__ __weakref__ "
+    "__torch_function__ __torch_dispatch__ __tensor_flatten__ __tensor_unflatten__".split()
+)
 _PLAIN_ATTRIBUTES = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
 
 
+ABSENT: Any = object()
+
+
+def present(owner: Any, name: str) -> Any:
+    """Of what may have any value, and may have none: both could change into the other."""
+    found = getattr(owner, name, ABSENT)
+    if found is ABSENT:
+        raise Unknown
+    return found
+
+
+def seen_as(name: str, function: types.FunctionType) -> Any:
+    """What a global name is to a function."""
+    scopes = function.__globals__, function.__builtins__
+    if [type(scope) for scope in scopes] != [dict, dict]:  # one that answers by code of its own
+        raise Unknown
+    found = next((scope[name] for scope in scopes if name in scope), ABSENT)
+    if found is ABSENT:
+        raise Unknown
+    return found
+
+
 def in_class(kind: type, name: str) -> Any:
-    """As it stands in the class, without running descriptors; None when it does not."""
+    """As it stands in the class, without running descriptors; ABSENT when it does not."""
     for base in kind.__mro__:
         if name in vars(base):
             return vars(base)[name]
-    return None
+    return ABSENT
+
+
+def _is_of_torch(method: Any, name: str) -> bool:
+    return (getattr(method, "__module__", ""), getattr(method, "__qualname__", "")) == ("torch.nn.modules.module", name)
 
 
 _OF_NAMED_TUPLES = {name for name in vars(NamedTuple("_Plain", [("field", int)])) if name != "field"}
@@ -356,9 +400,10 @@ _OF_NAMED_TUPLES = {name for name in vars(NamedTuple("_Plain", [("field", int)])
 # How each kind of object is read.
 _Handler = Callable[[Walk, Any, "tuple[str, ...]", bool], None]
 _EXACT: dict[type, _Handler] = {
-    **{kind: Walk.number for kind in (bool, int, str, bytes, range, type(None), type(Ellipsis))},
+    **{kind: Walk.number for kind in (bool, int, str, bytes, type(None), type(Ellipsis))},
     float: Walk.real,
     complex: Walk.complex_,
+    range: Walk.range_,
     tuple: Walk.sequence,
     list: Walk.sequence,
     dict: Walk.mapping,
@@ -402,7 +447,7 @@ def as_called(value: Any) -> Any:
     call = in_class(type(value), "__call__")
     if type(call) is not types.FunctionType:
         return value
-    if (call.__module__, call.__qualname__) != ("torch.nn.modules.module", "Module._wrapped_call_impl"):
+    if not _is_of_torch(call, "Module._wrapped_call_impl"):
         return types.MethodType(call, value)
     hooks = [held for name, held in call.__globals__.items() if name.startswith("_global_") and "hooks" in name]
     hooks += [held for name, held in vars(value).items() if name.endswith("_hooks") and "state_dict" not in name]

@@ -106,6 +106,11 @@ class Holder:
 HOLDER = Holder()
 COMPLEX, MATRIX = torch.zeros(5, dtype=torch.complex64), np.eye(5).view(np.matrix)
 
+class Attending(torch.nn.Module):
+    def forward(self, q):
+        return foveal.torch.scaled_dot_product_attention(q, q, q)
+
+
 WRONG = {
     "a keyword of others": (lambda: attention(q, k, v, is_causal=True), "foveal.torch.attention: is_causal: .*mask=foveal.causal()"),
     "by the first array": (lambda: foveal.attention(q, k, v, is_causal=True), "foveal.attention: is_causal: .*mask=foveal.causal()"),
@@ -258,6 +263,7 @@ WRONG = {
     "a large window": (lambda: foveal.window(2**63), "window: w: found 9223372036854775808; expected an integer of 64 bits"),
     "half a window": (lambda: foveal.global_tokens(1.5, np.arange(5)), "global_tokens: w: found float 1.5; expected an integer"),
     "ids without sign": (lambda: foveal.document(np.arange(5, dtype=np.uint32)), "document: ids: dtype uint32 is not supported"),
+    "torch.fx's stand-ins": (lambda: torch.fx.symbolic_trace(Attending()), "foveal.torch.scaled_dot_product_attention: query: found Proxy; expected a torch.Tensor"),
     "a list with symbols": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + [1.0, 2.0][h]), "score_mod|symbol|no value"),
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """foveal on NumPy arrays, without any framework."""
 
+import functools
 import os
 import signal
 
@@ -167,3 +168,27 @@ def test_strides_that_are_no_whole_elements():
     aligned = records.astype(np.dtype([("real", "f8"), ("flag", "i1")], align=True))["real"]
     found, copied = (foveal.attention(q, k, v, lambda s, b, h, i, j, x=x: s + x[i, j]) for x in (aligned, aligned.copy()))
     np.testing.assert_array_equal(found, copied)
+
+
+class Doubled(functools.partial):
+    def __call__(self, *given):
+        return super().__call__(*given) * 2
+
+
+def test_partials():
+    """A call of its own was left out, and attributes were lost."""
+    q, k, v = arrays(1, 5, 2, 4)
+    table = np.full(2, 3.0)
+
+    def score_mod(factor, s, b, h, i, j):
+        return s * table[h] * factor
+
+    def scaled(factor, s, b, h, i, j):
+        return inner(s, b, h, i, j) * getattr(inner, "scale", 1.0) * factor
+
+    inner = functools.partial(score_mod, 1.0)
+    inner.scale = 4.0
+    np.testing.assert_allclose(foveal.attention(q, k, v, functools.partial(scaled, 0.5)), foveal.attention(q, k, v, "score * 6.0"))
+    with pytest.raises(TypeError, match="foveal.attention: score_mod: a symbol indexes an array that tracing cannot see"):
+        foveal.attention(q, k, v, Doubled(score_mod, 1.0))
+    np.testing.assert_allclose(foveal.attention(q, k, v, Doubled(lambda c, s, b, h, i, j: s * c, 1.5)), foveal.attention(q, k, v, "score * 3.0"))

@@ -356,3 +356,32 @@ def test_numbers_beside_narrow_integers_wrap_as_constants_do(fn, dtype):
                 foveal.torch.attention(q, k, v, make(value))
             continue
         torch.testing.assert_close(foveal.torch.attention(q, k, v, make(value)), wanted)
+
+
+CAUGHT = {
+    "an attribute": lambda c: c.hex(),
+    "divmod": lambda c: divmod(c, 2.0),
+    "divmod of another": lambda c: divmod(2.0, c),
+    "a complex number": lambda c: c * 1j,
+    "a bool": lambda c: c + True,
+    "bits": lambda c: c & 3,
+    "bits of another": lambda c: 1 << c,
+}
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_what_pythons_numbers_have_is_not_missing(name):
+    """A function that catches errors took another way once its number was read at run time."""
+
+    def make(value):
+        def score_mod(s, b, h, i, j):
+            try:
+                CAUGHT[name](value)
+            except (AttributeError, TypeError):
+                return -s
+            return s * value
+
+        return score_mod
+
+    for value in range(1, 8) if "bits" in name else np.arange(1.5, 8.0).tolist():
+        torch.testing.assert_close(foveal.torch.attention(q, k, v, make(value)), expected(make(value)), rtol=1e-7, atol=1e-9)

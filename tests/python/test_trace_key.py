@@ -609,6 +609,196 @@ handed_on("by_name", lambda: torch.zeros(1), lambda owner: operator.attrgetter("
 handed_on("owner_of_a_method", lambda: types.MethodType(lambda self: 1, Config()), lambda method: method.__self__.scale, lambda method: method.__self__)
 
 
+handed_on("partial", lambda: functools.partial(scale_of))
+
+
+@source
+def attribute_of_an_enum_class():
+    class Local(enum.Enum):
+        ONE = 1
+
+    Local.scale = 2.0
+    return lambda s, b, h, i, j: s * Local.scale, lambda: setattr(Local, "scale", 3.0)
+
+
+@source
+def function_of_an_enum_class():
+    class Local(enum.Enum):
+        ONE = 1
+
+        @staticmethod
+        def scale():
+            return GLOBAL
+
+    return lambda s, b, h, i, j: s * Local.scale(), lambda: set_global("GLOBAL", 3.0)
+
+
+def kind_of(owner):
+    return owner.kind.value
+
+
+def enum_member_as_an_attribute(name, owner):
+    def case():
+        owner.kind = Kind.TWO
+        return lambda s, b, h, i, j: s * kind_of(owner), lambda: setattr(owner, "kind", Kind.THREE)
+
+    SOURCES[f"enum_member_of_a_{name}"] = case
+
+
+enum_member_as_an_attribute("tensor", torch.zeros(1))
+enum_member_as_an_attribute("function", lambda x: x)
+
+
+class Told(enum.Enum):
+    ONE = 1
+
+    def __str__(self):
+        return str(GLOBAL)
+
+
+@source
+def text_of_an_enum_member():
+    kind = Told.ONE
+    return lambda s, b, h, i, j: s * float(f"{kind}"), lambda: set_global("GLOBAL", 3.0)
+
+
+def operator_of_a_tensor(name, read, **methods):
+    """Of a class of the user's, without a __torch_function__."""
+    kind = type("OfUser", (torch.Tensor,), {f"__{method}__": function for method, function in methods.items()})
+
+    def case():
+        t = torch.ones(2, dtype=torch.float64).as_subclass(kind)
+        return lambda s, b, h, i, j: read(t, s, h), lambda: set_global("GLOBAL", 3.0)
+
+    SOURCES[f"operator_{name}_of_a_tensor"] = case
+
+
+operator_of_a_tensor("getitem", lambda t, s, h: s * t[h], getitem=lambda self, at: torch.Tensor.__getitem__(self, at) * GLOBAL)
+operator_of_a_tensor("mul", lambda t, s, h: t * s, mul=lambda self, other: other * GLOBAL)
+operator_of_a_tensor("float", lambda t, s, h: s * float(t), float=lambda self: GLOBAL)
+operator_of_a_tensor("iter", lambda t, s, h: s * sum(t), iter=lambda self: iter([GLOBAL]))
+operator_of_a_tensor("later", lambda t, s, h: s * (t - 1), sub=functools.partialmethod(lambda self, here, other: GLOBAL, 0))
+operator_of_a_tensor("format", lambda t, s, h: s * float(f"{t}"), format=lambda self, spec: str(GLOBAL))
+
+
+@source
+def class_attribute_before_a_parameter():
+    class Local(torch.nn.Module):
+        scale = 2.0
+
+    module = Local()
+    module._parameters["scale"] = torch.nn.Parameter(torch.ones(()))
+    return lambda s, b, h, i, j: s * module.scale, lambda: setattr(Local, "scale", 3.0)
+
+
+class OwnGetattr(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.number = 2.0
+        self.register_buffer("held", torch.tensor(1.0))
+
+    def __getattr__(self, name):
+        return self.number if name == "held" and "held" in self.__dict__["_buffers"] else super().__getattr__(name)
+
+
+@source
+def getattr_of_a_module():
+    module = OwnGetattr()
+    return lambda s, b, h, i, j: s * module.held, lambda: setattr(module, "number", 3.0)
+
+
+@source
+def none_that_goes_of_a_class():
+    class Local:
+        value = None
+
+    def score_mod(s, b, h, i, j):
+        try:
+            Local.value  # noqa: B018
+        except AttributeError:
+            return s * 3.0
+        return s * 2.0
+
+    return score_mod, lambda: delattr(Local, "value")
+
+
+@source
+def none_that_goes_of_a_module():
+    module = types.ModuleType("local")
+    module.value = None
+
+    def score_mod(s, b, h, i, j):
+        try:
+            module.value  # noqa: B018
+        except AttributeError:
+            return s * 3.0
+        return s * 2.0
+
+    return score_mod, lambda: delattr(module, "value")
+
+
+@source
+def none_that_goes_of_a_slot():
+    slotted = Slotted()
+    slotted.value = None
+
+    def score_mod(s, b, h, i, j):
+        try:
+            slotted.value  # noqa: B018
+        except AttributeError:
+            return s * 3.0
+        return s * 2.0
+
+    return score_mod, lambda: delattr(slotted, "value")
+
+
+@source
+def none_that_goes_of_the_globals():
+    globals()["LATER"] = None
+
+    def score_mod(s, b, h, i, j):
+        try:
+            LATER  # noqa: B018
+        except NameError:
+            return s * 3.0
+        return s * 2.0
+
+    return score_mod, lambda: globals().pop("LATER")
+
+
+@source
+def end_of_a_range():
+    """range(0, 3, 2) == range(0, 4, 2)."""
+    held = [range(0, 3, 2)]
+    return lambda s, b, h, i, j: s * (held[0].stop - 1), lambda: operator.setitem(held, 0, range(0, 4, 2))
+
+
+@source
+def annotation_of_a_function():
+    def annotated(x: 2.0): ...
+
+    def read(function):
+        return function.__annotations__["x"]
+
+    return lambda s, b, h, i, j: s * read(annotated), lambda: operator.setitem(annotated.__annotations__, "x", 3.0)
+
+
+class AnswersByCode(dict):
+    def __missing__(self, name):
+        return {"ANSWER": GLOBAL}[name]
+
+
+@source
+def globals_that_answer_by_code():
+    return types.FunctionType((lambda s, b, h, i, j: s * ANSWER).__code__, AnswersByCode()), lambda: set_global("GLOBAL", 3.0)  # noqa: F821
+
+
+@source
+def builtins_of_its_own():
+    scope = {"__builtins__": {"abs": lambda x: GLOBAL}}
+    return types.FunctionType((lambda s, b, h, i, j: s * abs(1)).__code__, scope), lambda: set_global("GLOBAL", 3.0)
+
+
 @source
 def attribute_of_all_tensors():
     t = torch.zeros(1)
@@ -693,6 +883,14 @@ def test_a_tensor_counts_by_its_value_where_a_number_is_expected(name, door):
     for value in (first, later):
         number.fill_(value)
         assert torch.equal(attend(Q, Q, Q, **more, **{name: number}), attend(Q, Q, Q, **more, **{name: value}))
+
+
+@pytest.mark.parametrize("name, right, wrong", [("q_offset", 1, 1.0), ("kv_offset", 0, 0.0), ("deterministic", True, 1.0), ("options", foveal.Options(threads=1), foveal.Options(threads=1.0))])
+def test_an_argument_that_is_refused_is_so_after_its_equal(name, right, wrong):
+    """1 == 1.0, of which the trace was found."""
+    foveal.torch.attention(Q, Q, Q, mask=foveal.causal(), **{name: right})
+    with pytest.raises(TypeError, match=f"foveal.torch.attention: {name}.*: found float 1.0|{name}: found float 0.0"):
+        foveal.torch.attention(Q, Q, Q, mask=foveal.causal(), **{name: wrong})
 
 
 def test_torchs_default_dtype_is_part_of_what_a_function_sees():

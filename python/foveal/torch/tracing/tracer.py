@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any, Callable, ClassVar, Sequence
 
 import torch
@@ -174,7 +175,7 @@ class TorchTracer(TorchState):
         for mode in function_modes():
             if mode.__module__.partition(".")[0] != "torch":
                 raise NotImplementedError(f"a score or mask within {mode.__name__}, a TorchFunctionMode, which does not see the operators of symbols; expected a call outside of it")
-        _tracing.append(self)
+        _of_thread.tracers.append(self)
         try:
             with TracingMode(self), refused_on_symbols():
                 result = fn(*arguments)
@@ -189,7 +190,7 @@ class TorchTracer(TorchState):
                 raise NotImplementedError("a score or mask calls what torch.compile() made, which does not know symbols; expected the function that it was made of") from error
             raise
         finally:
-            _tracing.pop()
+            _of_thread.tracers.pop()
         if isinstance(result, torch.Tensor):
             result = self.capture(result)._read()
         return result
@@ -199,14 +200,19 @@ def _is_mask(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype == torch.bool
 
 
-_tracing: list[TorchTracer] = []
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.tracers: list[TorchTracer] = []  # of the functions that run now
+
+
+_of_thread = _OfThread()
 
 
 def _attribute(expr: Expr, name: str) -> Any:
     """Results of foveal's own functions are tensors to a function that is traced, too."""
-    if not _tracing or name.startswith("_"):
+    if not _of_thread.tracers or name.startswith("_"):
         raise AttributeError(f"{name}: no attribute of a score expression")
-    return getattr(Symbol(_tracing[-1], [expr], (), DTYPES[expr.type]), name)
+    return getattr(Symbol(_of_thread.tracers[-1], [expr], (), DTYPES[expr.type]), name)
 
 
 Expr.__getattr__ = _attribute  # type: ignore[attr-defined]
