@@ -167,7 +167,7 @@ void run(const Options& options) {
       const Row row = bench(line, options);
       print(row);
       rows.push_back(to_json(row));
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       const ExitCode wrong = complain(error);
       if (code == exit_ok && wrong != exit_unsupported) code = wrong;
     } catch (const WrongResult& wrong) {

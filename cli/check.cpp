@@ -96,7 +96,7 @@ void run(const Options& options) {
       print(report, options.quiet);
       std::fflush(stdout);
       if (!options.json.empty()) rows.push_back(to_json(report));
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       const ExitCode wrong = complain(error);
       if (code == exit_ok) code = wrong;
     }

@@ -13,6 +13,7 @@ enum ExitCode : int {
   exit_usage = 2,         ///< a wrong option, argument, problem line or file
   exit_unsupported = 3,   ///< valid, but nothing on this machine can do it
   exit_failure = 4,       ///< a device, compiler or system error
+  exit_no_memory = 5,     ///< valid, but too large for the memory of this machine
 };
 
 // Callbacks report errors as exceptions, and a failed check as Exit.
@@ -34,7 +35,7 @@ struct Exit {
 /// Says on standard error what is wrong, as far as it can be written.
 void complain(const std::string& message) noexcept;
 /// The same of an error; returns the code of a command that ends with it.
-ExitCode complain(const Error& error) noexcept;
+ExitCode complain(const std::exception& error) noexcept;
 
 /// The code of a command that ends with such an error.
 ExitCode exit_code(ErrorCode code);

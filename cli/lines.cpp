@@ -1,11 +1,11 @@
 #include "lines.h"
 
 #include <algorithm>
-#include <fstream>
 #include <string_view>
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "base/text_file.h"
 #include "command.h"
 #include "validators.h"
 
@@ -13,13 +13,9 @@ namespace foveal::cli {
 namespace {
 
 std::vector<std::string> read_suite(const std::string& path) {
-  std::ifstream file(path);
-  FOVEAL_CHECK(file, path, ": cannot be opened");
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  std::vector<std::string> lines = base::read_text_lines(path, path, "a file of problem lines");
   constexpr std::string_view mark = "\xEF\xBB\xBF";  // with which some editors begin files of UTF-8
   if (!lines.empty() && lines.front().starts_with(mark)) lines.front().erase(0, mark.size());
-  FOVEAL_CHECK(file.eof() && !file.bad(), path, ": cannot be read");
   return lines;
 }
 

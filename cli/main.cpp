@@ -1,6 +1,9 @@
 // foveal: the command line. Results on standard output, everything else on standard error.
 #include <csignal>
 #include <cstdio>
+#include <initializer_list>
+#include <new>
+#include <stdexcept>
 
 #include "base/check.h"
 #include "command.h"
@@ -24,7 +27,8 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", "foveal " FOVEAL_VERSION);
   app.footer(
-      "Exit codes: 0 done, 1 a check failed, 2 wrong usage or input, 3 nothing on this machine can do it, 4 a device or system error.");
+      "Exit codes: 0 done, 1 a check failed, 2 wrong usage or input, 3 nothing on this machine can do it, 4 a device or system error, "
+      "5 too large for the memory of this machine.");
   add_targets(app);
   add_check(app);
   add_bench(app);
@@ -48,11 +52,8 @@ int run(int argc, char** argv) {
     return exit_usage;
   } catch (const Exit& end) {
     return end.code;
-  } catch (const Error& error) {
-    return complain(error);
   } catch (const std::exception& error) {
-    complain(error.what());
-    return exit_failure;
+    return complain(error);
   }
 }
 
@@ -69,14 +70,33 @@ ExitCode exit_code(ErrorCode code) {
   }
 }
 
-void complain(const std::string& message) noexcept {
-  for (const char* text : {"foveal: ", message.c_str(), "\n"}) std::fputs(text, stderr);  // fmt::print() throws where this fails
+namespace {
+
+void say(std::initializer_list<const char*> pieces) noexcept {
+  for (const char* piece : pieces) std::fputs(piece, stderr);  // fmt::print() throws where this fails
 }
 
-ExitCode complain(const Error& error) noexcept {
-  const bool no_compiler = error.code() == ErrorCode::device && error.what() == cuda::jit::nvrtc_unavailable();
-  const ErrorCode code = no_compiler ? ErrorCode::unsupported : error.code();  // what is not installed is no error of a device
-  complain(base::join(to_string(code), ": ", error.what()));
+bool is_lack_of_memory(const std::exception& error) {
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr || dynamic_cast<const std::length_error*>(&error) != nullptr;
+}
+
+}  // namespace
+
+void complain(const std::string& message) noexcept { say({"foveal: ", message.c_str(), "\n"}); }
+
+ExitCode complain(const std::exception& error) noexcept {
+  if (is_lack_of_memory(error)) {
+    say({"foveal: too little memory: ", error.what(), "\n"});
+    return exit_no_memory;
+  }
+  const auto* const coded = dynamic_cast<const Error*>(&error);
+  if (coded == nullptr) {
+    say({"foveal: ", error.what(), "\n"});
+    return exit_failure;
+  }
+  const bool no_compiler = coded->code() == ErrorCode::device && error.what() == cuda::jit::nvrtc_unavailable();
+  const ErrorCode code = no_compiler ? ErrorCode::unsupported : coded->code();  // what is not installed is no error of a device
+  say({"foveal: ", to_string(code), ": ", error.what(), "\n"});
   return exit_code(code);
 }
 

@@ -168,7 +168,7 @@ class FOVEAL_API ContextLayout {
 
  private:
   friend class ContextAttention;
-  struct State;
+  struct __attribute__((visibility("hidden"))) State;  // not exported, unlike the class around it
   std::shared_ptr<const State> state_;
 };
 
@@ -215,7 +215,7 @@ class FOVEAL_API ContextAttention {
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream = {});
 
  private:
-  struct State;
+  struct __attribute__((visibility("hidden"))) State;  // not exported, unlike the class around it
   std::unique_ptr<State> state_;
 };
 

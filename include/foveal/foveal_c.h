@@ -226,6 +226,9 @@ FOVEAL_API void foveal_context_destroy(foveal_context* context);
 FOVEAL_API int64_t foveal_context_tokens(const foveal_context* context, int32_t rank, int32_t of_keys, int64_t* tokens);
 /* Tokens, work, traffic and predicted time of every rank, written as by foveal_plan_explain(). */
 FOVEAL_API size_t foveal_context_explain(const foveal_context* context, char* text, size_t size);
+/* Optional, before the first forward run: a backward run will follow, with gradients of these parameters, by name, and with dlse (1) or without
+ * (0). On a GPU its kernels are compiled beside those of the forward run. Another backward run is as right, and compiles its own. */
+FOVEAL_API int foveal_context_backward_follows(foveal_context* context, const char* const* trained, size_t trained_count, int32_t dlse);
 /* Collective. Tensors hold this rank's rows; parameters and their gradients are whole. cu_seqlens are null. */
 FOVEAL_API int foveal_context_run(foveal_context* context, const foveal_call* call, void* stream);
 

@@ -1,6 +1,9 @@
 // Context parallelism through the C interface.
 #include "foveal/foveal_c.h"
 
+#include <algorithm>
+#include <string_view>
+
 #include "api/c_values.h"
 #include "base/check.h"
 #include "base/dtype.h"
@@ -222,6 +225,23 @@ size_t foveal_context_explain(const foveal_context* context, char* text, size_t 
     whole = context->attention.explain();
   });
   return write_text(whole, text, size);
+}
+
+int foveal_context_backward_follows(foveal_context* context, const char* const* trained, size_t trained_count, int32_t dlse) {
+  return guarded([&] {
+    FOVEAL_CHECK(context != nullptr, "context: null");
+    FOVEAL_CHECK(trained != nullptr || trained_count == 0, "trained: null with a count of ", trained_count,
+                 "; expected names of parameters");
+    FOVEAL_CHECK(dlse == 0 || dlse == 1, "dlse: ", dlse, "; expected 0 or 1");
+    std::vector<Param> named;
+    for (size_t i = 0; i < trained_count; ++i) {
+      const std::string_view name = trained[i] == nullptr ? "" : trained[i];
+      const auto found = std::ranges::find(context->params, name, &Param::name);
+      FOVEAL_CHECK(found != context->params.end(), "trained: '", name, "'; expected a parameter of the context");
+      named.push_back(*found);
+    }
+    context->attention.backward_follows(named, dlse == 1);
+  });
 }
 
 int foveal_context_run(foveal_context* context, const foveal_call* call, void* stream) {

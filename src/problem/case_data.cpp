@@ -1,5 +1,7 @@
 #include "problem/case_data.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -29,6 +31,10 @@ std::pair<std::int64_t, std::int64_t> extent(const std::vector<std::int64_t>& si
     (reach < 0 ? low : high) += reach;
   }
   return {low, high};
+}
+
+std::size_t memory_of_machine() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
 void fill_with(const TensorView& view, const std::function<double(std::int64_t)>& value) {
@@ -121,14 +127,24 @@ TensorView CaseData::place(const Block& block, std::int64_t first, DType dtype, 
   return view;
 }
 
+std::size_t CaseData::total_bytes() const {
+  return std::accumulate(blocks_.begin(), blocks_.end(), std::size_t{0},
+                         [](std::size_t sum, const auto& named) { return sum + named.second.size; });
+}
+
 TensorView CaseData::allocate(const std::string& name, DType dtype, const std::vector<std::int64_t>& sizes,
                               const std::vector<std::int64_t>& strides) {
   for (const std::int64_t size : sizes) FOVEAL_CHECK(size >= 1, "problem line: ", name, ": a size is ", size, "; expected at least 1");
   const auto [low, high] = extent(sizes, strides);
   Block block;
   block.size = static_cast<std::size_t>(high - low + 1) * size_of(dtype) + 2 * margin_bytes;
-  auto* bytes = static_cast<std::byte*>(std::aligned_alloc(margin_bytes, base::round_up(block.size, margin_bytes)));
-  FOVEAL_CHECK(bytes != nullptr, "problem line: ", name, ": cannot allocate ", block.size, " bytes");
+  // All of it is written below: a system that promises more than it has would end the process.
+  const bool fits = block.size <= memory_of_machine() - std::min(memory_of_machine(), total_bytes());
+  void* const memory = fits ? std::aligned_alloc(margin_bytes, base::round_up(block.size, margin_bytes)) : nullptr;
+  if (memory == nullptr)
+    throw NoMemory(base::join("problem line: ", name, ": cannot allocate ", block.size, " bytes beside ", total_bytes(),
+                              " of other tensors; expected a problem that fits the ", memory_of_machine(), " bytes of this machine"));
+  auto* const bytes = static_cast<std::byte*>(memory);
   block.bytes = std::shared_ptr<std::byte[]>(bytes, [](std::byte* memory) { std::free(memory); });
   std::memset(bytes, 0xFF, block.size);
   blocks_.emplace_back(name, block);

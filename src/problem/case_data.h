@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -14,9 +16,19 @@
 
 namespace foveal::problem {
 
+/// What other allocations throw, with a message.
+class NoMemory : public std::bad_alloc {
+ public:
+  explicit NoMemory(const std::string& message) : message_(message) {}
+  const char* what() const noexcept override { return message_.what(); }
+
+ private:
+  std::runtime_error message_;  // a text that copies without allocating
+};
+
 class CaseData {
  public:
-  /// The tensors of a forward pass, and for a backward line those of both passes.
+  /// The tensors of a forward pass, and for a backward line those of both passes. Throws NoMemory where they do not fit this machine.
   explicit CaseData(Line line);
 
   const Line& line() const { return line_; }
@@ -56,6 +68,7 @@ class CaseData {
 
   TensorView allocate(const std::string& name, DType dtype, const std::vector<std::int64_t>& sizes,
                       const std::vector<std::int64_t>& strides);
+  std::size_t total_bytes() const;
   TensorView place(const Block& block, std::int64_t first, DType dtype, const std::vector<std::int64_t>& sizes,
                    const std::vector<std::int64_t>& strides) const;
   void allocate_tensors();

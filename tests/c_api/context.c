@@ -134,6 +134,12 @@ static void* rank_of(void* given) {
   int64_t tokens[seqlen];
   const int64_t rows = foveal_context_tokens(context, -1, 0, tokens);
   CHECK(rows + foveal_context_tokens(context, 1 - e->rank, 1, NULL) == seqlen);
+  const char* const nobody[] = {"bias"};
+  REFUSED(foveal_context_backward_follows(NULL, NULL, 0, 0), "context: null");
+  REFUSED(foveal_context_backward_follows(context, NULL, 1, 0), "trained: null with a count of 1");
+  REFUSED(foveal_context_backward_follows(context, nobody, 1, 0), "trained: 'bias'; expected a parameter of the context");
+  REFUSED(foveal_context_backward_follows(context, NULL, 0, 2), "dlse: 2; expected 0 or 1");
+  CHECK(foveal_context_backward_follows(context, NULL, 0, 1) == FOVEAL_OK);
   char text[64];
   CHECK(foveal_context_explain(context, text, sizeof text) > 200 && strncmp(text, "context plan for 2 ranks: ", 26) == 0);
 

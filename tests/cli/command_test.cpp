@@ -645,6 +645,23 @@ TEST_F(Command, SuitesMayBeginWithAByteOrderMark) {
   EXPECT_EQ(run("check --suite " + path("suite")).code, 0);
 }
 
+TEST_F(Command, ASuiteWithoutAnEndIsRefused) {
+  for (const char* command : {"check", "bench", "explain"}) {
+    const Ran ran = run_with("timeout 60", std::string(command) + " --suite /dev/zero");
+    EXPECT_EQ(ran.code, 2) << command;
+    EXPECT_NE(ran.err.find("/dev/zero: more than 67108864 bytes; expected a file of problem lines"), std::string::npos) << ran.err;
+  }
+}
+
+TEST_F(Command, WhatDoesNotFitMemoryIsCode5) {
+  for (const char* command : {"check", "bench"}) {
+    const Ran ran = run(std::string(command) + " 'forward f32 b16 h64 q100000000 d64' 'forward f32 q4 d8'");  // 26 TB for each tensor
+    EXPECT_EQ(ran.code, 5) << command << ran.err;
+    EXPECT_EQ(ran.err.find("foveal: too little memory: problem line: q: cannot allocate 26214400000512 bytes"), 0U) << ran.err;
+    EXPECT_NE(ran.out.find("q4"), std::string::npos) << "the line that fits: " << ran.out;
+  }
+}
+
 TEST_F(Command, RunSaysWhatItDoesNotUse) {
   const std::vector<Tensor> tensors = {make_tensor("q", DType::f32, {1, 4, 2, 8}), make_tensor("k", DType::f32, {1, 4, 2, 8}),
                                        make_tensor("v", DType::f32, {1, 4, 2, 8}), make_tensor("b", DType::f32, {4})};

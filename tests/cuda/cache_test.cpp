@@ -6,12 +6,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 
 #include "cuda/device/param_gradient_args.cuh"
 #include "cuda/jit/compile.h"
+#include "cuda/jit/disk_cache.h"
 #include "cuda/jit/sha256.h"
 #include "foveal/error.h"
 #include "nvrtc_here.h"
@@ -111,6 +115,94 @@ TEST_F(Cache, ManyProcessesWriteOneEntry) {
   std::size_t files = 0;
   for ([[maybe_unused]] const auto& item : std::filesystem::directory_iterator(folder_)) ++files;
   EXPECT_EQ(files, 1u) << "nothing is left beside the entry";
+}
+
+/// What fn returns, in a process of its own; 200 for an error.
+pid_t forked(const std::function<int()>& fn) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  try {
+    _exit(fn());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    _exit(200);
+  }
+}
+int result_of(pid_t child) {
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+double seconds_of(const std::function<void()>& fn) {
+  const auto begin = std::chrono::steady_clock::now();
+  fn();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+TEST_F(Cache, OneProcessAtATimeHasTheTurn) {
+  const std::string inside = own_ / "inside";
+  std::vector<pid_t> children;
+  for (int c = 0; c < 16; ++c)
+    children.push_back(forked([&] {
+      for (int i = 0; i < 20; ++i) {
+        const CompileTurn turn("shared");
+        if (mkdir(inside.c_str(), 0700) != 0) return 1;  // another is in here
+        if (rmdir(inside.c_str()) != 0) return 2;
+      }
+      return 0;
+    }));
+  for (const pid_t child : children) EXPECT_EQ(result_of(child), 0);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_)) << "nothing is left";
+}
+
+TEST_F(Cache, NobodyWaitsForAProcessThatDiedNorForOneThatNeverEnds) {
+  for (const bool dies : {true, false}) {
+    int begun[2];
+    ASSERT_EQ(pipe(begun), 0);
+    const pid_t child = forked([&] {
+      const CompileTurn turn("k1");
+      if (write(begun[1], "!", 1) != 1) return 1;
+      pause();
+      return 0;
+    });
+    char mark = 0;
+    ASSERT_EQ(read(begun[0], &mark, 1), 1);
+    if (dies) {
+      kill(child, SIGKILL);
+      result_of(child);
+      EXPECT_TRUE(std::filesystem::exists(folder_ / "k1.lock"));
+      EXPECT_LT(seconds_of([] { CompileTurn("k1", std::chrono::minutes(1)); }), 20);
+    } else {
+      const double waited = seconds_of([] { CompileTurn("k1", std::chrono::milliseconds(300)); });
+      EXPECT_GE(waited, 0.3);
+      EXPECT_LT(waited, 20);
+      EXPECT_LT(seconds_of([] { CompileTurn("k2", std::chrono::minutes(1)); }), 20) << "another kernel";
+      kill(child, SIGKILL);
+      result_of(child);
+      EXPECT_EQ(cache_clear(), 1) << "the lock that was left";
+    }
+    close(begun[0]), close(begun[1]);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+}
+
+TEST_F(Cache, AChildOfAProcessDoesNotKeepItsTurn) {
+  pid_t child = 0;
+  {
+    const CompileTurn turn("k1");
+    child = forked([] { return pause(); });
+  }
+  EXPECT_LT(seconds_of([] { CompileTurn("k1", std::chrono::minutes(1)); }), 20);
+  kill(child, SIGKILL);
+  result_of(child);
+}
+
+TEST_F(Cache, WithoutAFolderThereIsNoTurn) {
+  for (const char* folder : {"", "/dev/null/cache"}) {
+    set_cache_folder(folder);
+    const CompileTurn first("k1");
+    EXPECT_LT(seconds_of([] { CompileTurn("k1", std::chrono::minutes(1)); }), 20) << folder;
+  }
 }
 
 TEST_F(Cache, IsPrivate) {
@@ -255,6 +347,30 @@ TEST_F(Compiling, OneImageForOneSource) {
   EXPECT_NE(first->key, compile(zeros("sm_80", 16))->key);
   EXPECT_NE(first->key, compile(zeros("sm_90a", 8))->key);
   EXPECT_GT(first->facts.registers, 0);
+}
+
+TEST_F(Compiling, ProcessesThatStartTogetherCompileAKernelOnce) {
+  const test::OwnFolder own;
+  const std::string before = cache_folder();
+  set_cache_folder(own / "cache");
+  int start[2];
+  ASSERT_EQ(pipe(start), 0);
+  std::vector<pid_t> children;
+  for (int c = 0; c < 6; ++c)
+    children.push_back(forked([&] {
+      close(start[1]);
+      char mark = 0;
+      if (read(start[0], &mark, 1) != 0) return 100;  // until all are there
+      const Compilations had = compilations();
+      compile(zeros("sm_86", 8));
+      const Compilations has = compilations();
+      return (has.compiled - had.compiled) * 10 + has.read - had.read;
+    }));
+  close(start[0]), close(start[1]);
+  int sum = 0;
+  for (const pid_t child : children) sum += result_of(child);
+  EXPECT_EQ(sum, 15) << "one compiled it, five read it";
+  set_cache_folder(before);
 }
 
 TEST_F(Compiling, ErrorsCarryTheLog) {

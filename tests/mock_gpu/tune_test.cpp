@@ -146,8 +146,10 @@ TEST_F(TunedFile, WhatIsNoTableIsRefused) {
   EXPECT_NE(message_of([&] { write("sm90.forward | block_kv=1\n"); }).find("table.txt:1"), std::string::npos);
   const std::string unknown = message_of([&] { write("# one\nsm_90a | sm90.foward | block_kv=112 | forward bf16 d64:64\n"); });
   EXPECT_NE(unknown.find("table.txt:2: unknown family sm90.foward; expected sm90.forward"), std::string::npos) << unknown;
-  EXPECT_NE(message_of([] { cuda::set_tuned_file("/no/such/file"); }).find("/no/such/file cannot be opened"), std::string::npos);
+  EXPECT_NE(message_of([] { cuda::set_tuned_file("/no/such/file"); }).find("/no/such/file: cannot be opened"), std::string::npos);
   EXPECT_NE(message_of([&] { cuda::set_tuned_file(own_.path().string()); }).find("cannot be read"), std::string::npos) << "a folder";
+  EXPECT_NE(message_of([] { cuda::set_tuned_file("/dev/zero"); }).find("/dev/zero: more than"), std::string::npos)
+      << "a file without an end";
   const std::string line = "forward bf16 b2 h4 q4096 d128";
   write(tuned_line(problem_of(line), "sm_90a", "sm90.forward", "block_kv=many"));
   EXPECT_NE(message_of([&] { test::MockPlan(problem::parse_line(line), "sm_90a"); }).find("table.txt:1"), std::string::npos);

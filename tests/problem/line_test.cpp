@@ -98,6 +98,9 @@ struct Wrong {
   const char* message;
 };
 
+/// By which a failure names it.
+void PrintTo(const Wrong& wrong, std::ostream* out) { *out << wrong.text; }
+
 class WrongLine : public testing::TestWithParam<Wrong> {};
 
 TEST_P(WrongLine, NamesTheTokenAndItsColumn) {

@@ -33,6 +33,9 @@ struct Spelling {
   const char* canonical;
 };
 
+/// By which a failure names it.
+void PrintTo(const Spelling& spelling, std::ostream* out) { *out << spelling.text; }
+
 class Parse : public testing::TestWithParam<Spelling> {};
 
 TEST_P(Parse, GivesTheCanonicalText) {
@@ -75,6 +78,9 @@ struct Wrong {
   std::size_t column;  ///< of the caret, from 1, in its line
   const char* says;
 };
+
+/// By which a failure names it.
+void PrintTo(const Wrong& wrong, std::ostream* out) { *out << wrong.text; }
 
 class ParseError : public testing::TestWithParam<Wrong> {};
 

@@ -1,10 +1,13 @@
 #include "cuda/jit/compile.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <future>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <sstream>
 
 #include "base/check.h"
@@ -98,6 +101,11 @@ std::shared_ptr<const Image> find_or_compile(const KernelSource& source) {
   if (!nvrtc_unavailable().empty()) base::fail(ErrorCode::device, nvrtc_unavailable());
   const std::string key = key_for(source, text, nvrtc_identity());
   auto cached = cache_read(key);
+  std::optional<CompileTurn> turn;
+  if (!cached) {
+    turn.emplace(key);
+    cached = cache_read(key);  // by another process, meanwhile
+  }
   count(cached ? &Compilations::read : &Compilations::compiled);
   if (cached) return std::make_shared<Image>(std::move(*cached));
   auto image = std::make_shared<Image>(compile_now(source, text, key));
@@ -169,6 +177,8 @@ std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource
   }
   if (const auto count = static_cast<std::int64_t>(missing.size()); count > 0) {
     const int threads = static_cast<int>(std::min<std::int64_t>(base::available_threads(), count));
+    // Ranks of one host want the same kernels: each begins at another one.
+    std::rotate(missing.begin(), missing.begin() + static_cast<std::ptrdiff_t>(getpid() % count), missing.end());
     base::parallel_for(base::default_executor(threads), count, [&](std::int64_t i, int) {
       const std::size_t at = missing[static_cast<std::size_t>(i)];
       results[at] = compile(sources[at]);

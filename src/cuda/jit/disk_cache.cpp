@@ -1,6 +1,7 @@
 #include "cuda/jit/disk_cache.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,11 +13,11 @@
 #include <ctime>
 #include <filesystem>
 #include <mutex>
+#include <thread>
 #include <tuple>
 
 #include "base/check.h"
 #include "base/size_signal.h"
-#include "cuda/jit/image_file.h"
 
 namespace foveal::cuda::jit {
 namespace {
@@ -87,7 +88,8 @@ std::vector<std::string> names_in(const std::string& path, bool only_entries) {
   std::error_code failed;
   for (std::filesystem::directory_iterator item(path, failed), end; !failed && item != end; item.increment(failed)) {
     const auto kind = item->path().extension();
-    if (kind == image_extension || (!only_entries && (kind == ".tmp" || kind == ".cu"))) names.push_back(item->path().filename().string());
+    if (kind == image_extension || (!only_entries && (kind == ".tmp" || kind == ".cu" || kind == ".lock")))
+      names.push_back(item->path().filename().string());
   }
   return names;
 }
@@ -165,6 +167,29 @@ void cache_write(const Image& image) {
   constexpr unsigned often = 64;
   static std::atomic<unsigned> writes{0};
   if (writes++ % often == 0) keep_within_limit(folder);
+}
+
+/// The system releases the lock of a process that dies; its file stays, which means nothing. Who ends its turn removes the file: another
+/// process that waited for this one then holds a lock of no file, and asks again.
+CompileTurn::CompileTurn(const std::string& key, std::chrono::milliseconds longest) : name_(key + ".lock"), folder_(open_folder(true)) {
+  const auto end = std::chrono::steady_clock::now() + longest;
+  while (folder_ && !lock_) {
+    File file(openat(*folder_, name_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
+    if (!file) return;
+    while (flock(*file, LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() >= end) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    struct stat status {};
+    if (fstat(*file, &status) == 0 && status.st_nlink > 0) lock_ = std::move(file);
+    if (!lock_ && std::chrono::steady_clock::now() >= end) return;
+  }
+}
+
+CompileTurn::~CompileTurn() {
+  if (!lock_) return;
+  unlinkat(*folder_, name_.c_str(), 0);
+  flock(*lock_, LOCK_UN);  // a child process that was forked meanwhile has the file open, too
 }
 
 std::string cache_keep(const std::string& name, const std::string& text) {

@@ -19,7 +19,7 @@ std::optional<Image> decode(const std::string& text);
 /// An open file or folder.
 class File {
  public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
+  explicit File(int descriptor = -1) : descriptor_(descriptor) {}
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
   ~File() { close(); }

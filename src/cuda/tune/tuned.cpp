@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/text_file.h"
 #include "cuda/arch.h"
 
 namespace foveal::cuda {
@@ -36,11 +36,9 @@ std::string text_of(const std::vector<std::string>& names) {
 Table read(const std::string& path) {
   Table table;
   if (path.empty()) return table;
-  std::ifstream file(path);
-  FOVEAL_CHECK(file, "FOVEAL_TUNED: ", path, " cannot be opened; expected a file that foveal tune wrote, or nothing");
   const std::vector<std::string> known = known_families();
   int number = 0;
-  for (std::string line; std::getline(file, line);) {
+  for (std::string& line : base::read_text_lines(path, "FOVEAL_TUNED: " + path, "a file that foveal tune wrote, or nothing")) {
     ++number;
     line.erase(line.find_last_not_of(" \t\r") + 1);  // a trailing blank would make a class match nothing, silently
     if (line.empty() || line[0] == '#') continue;
@@ -57,7 +55,6 @@ Table read(const std::string& path) {
                  part[1], "; expected ", text_of(known));
     table.insert_or_assign(key_of(part[0], part[1], part[3]), Tuned{part[2], base::join(path, ":", number)});
   }
-  FOVEAL_CHECK(!file.bad(), "FOVEAL_TUNED: ", path, " cannot be read (a folder?); expected a file that foveal tune wrote, or nothing");
   return table;
 }
 
