@@ -108,6 +108,24 @@ def cpu():
     return "\n".join(lines)
 
 
+def cpu_decode():
+    """One query over a cache: milliseconds of a call, and how it compares with PyTorch, for each machine and type."""
+    lines = ["| machine | type | attention | foveal, ms | PyTorch SDPA, ms | ratio |", "|---|---|---|---|---|---|"]
+    groups = collections.defaultdict(list)
+    for row in rows_of("cpu-*", "decode-cpu"):
+        if row.get("ms"):
+            groups[row["machine"]].append(row)
+    for machine, rows in sorted(groups.items()):
+        for case, of in by_case(rows).items():
+            if not {"foveal", "torch_sdpa"} <= of.keys():
+                continue
+            _, dtype, batch, heads, lengths, dim = case.split()
+            text = f"batch {batch[1:]}, heads {heads[1:]}, {lengths.split(':')[1]} keys, head dim {dim[1:]}"
+            ours, theirs = of["foveal"]["ms"], of["torch_sdpa"]["ms"]
+            lines.append(f"| {named(machine)} | {dtype} | {text} | {ours:.2f} | {theirs:.2f} | {theirs / ours:.2f} |")
+    return "\n".join(lines)
+
+
 def grid_groups():
     """(head_dim, causal, pass): [(problem, foveal's row, cuDNN's)], by length."""
     groups = collections.defaultdict(list)
@@ -525,7 +543,7 @@ def suites():
 PAGES = {
     "README.md": (models_caption, example, speed),
     "docs/support.md": (support, architectures),
-    "docs/performance.md": (models, llmc, cpu, gpu, race, few, pages, scores),
+    "docs/performance.md": (models, llmc, cpu, cpu_decode, gpu, race, few, pages, scores),
     "docs/numerics.md": (errors, errors_gpu, checks),
     "docs/reliability.md": (fuzz, programs, programs_gpu, soak),
     "docs/distributed.md": (distributed,),

@@ -13,7 +13,7 @@ from foveal_bench.case import parse, read_suite  # noqa: E402
 from foveal_bench.results import Rows, read  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).parents[2] / "bench" / "suites"
-SUITES = [FOLDER / f"{name}.txt" for name in ("peers-cpu", "flex-cpu", "scores-cpu", "fa-gpu", "peers-gpu", "scores-gpu")]  # the others are for the foveal command
+SUITES = [FOLDER / f"{name}.txt" for name in ("peers-cpu", "decode-cpu", "flex-cpu", "scores-cpu", "fa-gpu", "peers-gpu", "scores-gpu")]  # the others are for the foveal command
 
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
