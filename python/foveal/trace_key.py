@@ -374,7 +374,7 @@ def present(owner: Any, name: str) -> Any:
 
 def seen_as(name: str, function: types.FunctionType) -> Any:
     """What a global name is to a function."""
-    scopes = function.__globals__, function.__builtins__
+    scopes = function.__globals__, getattr(function, "__builtins__")
     if [type(scope) for scope in scopes] != [dict, dict]:  # one that answers by code of its own
         raise Unknown
     found = next((scope[name] for scope in scopes if name in scope), ABSENT)
