@@ -350,7 +350,8 @@ def _has_plain_operators(kind: type) -> bool:
 @functools.lru_cache(256)
 def _texts(kind: type) -> list[types.FunctionType]:
     """What a user has put in the place of str(x), repr(x) and f"{x}"."""
-    return [value for base in _users_classes(kind) for name, value in vars(base).items() if name in _TEXTS and type(value) is types.FunctionType and value.__module__ != "enum"]
+    held = [value for base in _users_classes(kind) for name, value in vars(base).items() if name in _TEXTS]
+    return [value for value in held if type(value) is types.FunctionType and value.__module__ != "enum"]
 
 
 _TEXTS = {"__repr__", "__str__", "__format__"}
