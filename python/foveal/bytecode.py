@@ -36,7 +36,8 @@ _ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
 _FREE = {"LOAD_DEREF", "LOAD_CLASSDEREF"}
 _UNKNOWN = {"IMPORT_NAME", "LOAD_BUILD_CLASS", "LOAD_SUPER_ATTR", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF", "LOAD_LOCALS"}
-_INSIDES = set("__self__ __func__ __closure__ __globals__ __dict__ __name__ __qualname__ __doc__ __module__ __annotations__ __type_params__".split())  # of functions: more than what they read
+# Of functions: more than what they read.
+_INSIDES = set("__self__ __func__ __closure__ __globals__ __dict__ __name__ __qualname__ __doc__ __module__ __annotations__ __type_params__".split())
 _WRITES = {f"{verb}_{what}" for verb in ("STORE", "DELETE") for what in ("ATTR", "GLOBAL", "SUBSCR")}
 
 _codes: dict[int, Code] = {}

@@ -253,21 +253,15 @@ def trace(
         if with_scalars is not None:
             return with_scalars
     tracing = tracer()
-    before = [] if reads is None else _versions(reads.arrays)
     description = describe(score_mod, mask, tracer=tracing, **arguments)
     bound = bind(description, options, heads_first)
-    if found_key is not None and reads is not None and not tracing.saw_values and _versions(reads.arrays) == before and _still(reads, score_mod, mask, tracer):
+    if found_key is not None and reads is not None and not tracing.saw_values and _still(reads, score_mod, mask, tracer):
         sources = [_source(name, array, reads.arrays, given) for name, array in zip(bound.names, bound.arrays)]
         if None not in sources:
             if len(_traces) >= _MAX_TRACES:
                 _traces.pop(next(iter(_traces)))
             _traces[found_key] = (Bound(bound.program, bound.names, []), sources)
     return bound
-
-
-def _versions(reached: Sequence[Any]) -> list[int]:
-    """Which change where a function writes into what it captures: such a function runs on every call."""
-    return [0 if arrays.framework(array) != "torch" or array.is_inference() else array._version for array in reached]
 
 
 # ---- numbers that change from call to call ----

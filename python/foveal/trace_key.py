@@ -350,7 +350,8 @@ def _has_plain_operators(kind: type) -> bool:
 @functools.lru_cache(256)
 def _texts(kind: type) -> list[types.FunctionType]:
     """What a user has put in the place of str(x), repr(x) and f"{x}"."""
-    return [value for base in _users_classes(kind) for name, value in vars(base).items() if name in _TEXTS and type(value) is types.FunctionType and value.__module__ != "enum"]
+    held = [value for base in _users_classes(kind) for name, value in vars(base).items() if name in _TEXTS]
+    return [value for value in held if type(value) is types.FunctionType and value.__module__ != "enum"]
 
 
 _TEXTS = {"__repr__", "__str__", "__format__"}
@@ -374,7 +375,7 @@ def present(owner: Any, name: str) -> Any:
 
 def seen_as(name: str, function: types.FunctionType) -> Any:
     """What a global name is to a function."""
-    scopes = function.__globals__, function.__builtins__
+    scopes = function.__globals__, getattr(function, "__builtins__")
     if [type(scope) for scope in scopes] != [dict, dict]:  # one that answers by code of its own
         raise Unknown
     found = next((scope[name] for scope in scopes if name in scope), ABSENT)

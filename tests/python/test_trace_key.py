@@ -904,8 +904,15 @@ def test_torchs_default_dtype_is_part_of_what_a_function_sees():
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("write", ["mul_", "imul", "copy_", "out"])
-def test_a_function_that_writes_into_what_it_captures_runs_on_every_call(write):
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("write", ["mul_", "imul", "copy_", "out", "data", "view", "foreach", "set_"])
+def test_a_function_that_writes_into_what_it_captures_runs_on_every_call(write, inference):
+    """Tensors of inference mode, and .data, tell no version."""
+    with torch.inference_mode(inference):
+        runs_on_every_call(write)
+
+
+def runs_on_every_call(write):
     t = torch.ones(1, dtype=torch.float64)
 
     def score_mod(s, b, h, i, j):
@@ -916,6 +923,14 @@ def test_a_function_that_writes_into_what_it_captures_runs_on_every_call(write):
             t *= 2
         elif write == "copy_":
             t.copy_(t * 2)
+        elif write == "data":
+            t.data.mul_(2)
+        elif write == "view":
+            t.view(1, 1).mul_(2)
+        elif write == "foreach":
+            torch._foreach_mul_([t], 2)
+        elif write == "set_":
+            t.set_(t * 2)
         else:
             torch.mul(t, 2, out=t)
         return s * t[0]
@@ -1008,6 +1023,11 @@ def reuse_closure():
 
 def reuse_global():
     return lambda: lambda s, b, h, i, j: torch.where(i >= j, s + TABLE[h, i - j + 6], -math.inf)
+
+
+def reuse_written():
+    """It writes into what it makes of its arguments."""
+    return lambda: lambda s, b, h, i, j: torch.nn.functional.relu(s.clone().mul_(2).add_(TABLE[h, j], alpha=0.5), inplace=True)
 
 
 def reuse_helpers():

@@ -6,6 +6,7 @@ from typing import Any, Callable
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ... import refusals
 from ...framework_calls import flat, symbolic
@@ -17,10 +18,28 @@ _LOOKS = {"shape", "dtype", "ndim", "layout"}
 _PARTS = {"T", "mT", "H", "mH", "data", "real", "imag"}  # what it says as a tensor of its own elements: all else (grad, _base) may be another tensor, or None
 _LOOK_METHODS = {"size", "dim", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "__len__", "element_size", "dtype", "type"}
 
-_RANDOM = frozenset(
-    "rand randn randint randperm normal bernoulli poisson multinomial rand_like randn_like randint_like rrelu gumbel_softmax uniform_ normal_ random_ "
-    "bernoulli_ exponential_ geometric_ cauchy_ log_normal_".split()
-)
+
+class OperatorsSeen(TorchDispatchMode):
+    """What functions come to, whichever they are: operators that draw random numbers are refused; one that writes into a tensor must do so on every call."""
+
+    def __init__(self, tracer: TorchState):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tracer = tracer
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch.compile is not switched off within, in other threads either."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            name = func._schema.name.removeprefix("aten::")
+            raise refusals.refused(
+                NotImplementedError(f"torch.{name} in a score or mask draws random numbers, which would be the same for all pairs; expected a captured tensor of them, or dropout_p")
+            )
+        if func._schema.is_mutable and not any([isinstance(value, torch.Tensor) and value.is_meta for value in args]):  # those stand for symbols
+            self.tracer.saw_values = True
+        return func(*args, **(kwargs or {}))
 
 
 class TracingMode(TorchFunctionMode):
@@ -33,10 +52,6 @@ class TracingMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in _RANDOM:
-            raise refusals.refused(
-                NotImplementedError(f"torch.{name} in a score or mask draws random numbers, which would be the same for all pairs; expected a captured tensor of them, or dropout_p")
-            )
         if name == "__getitem__" and isinstance(args[0], torch.Tensor) and symbolic(args[1]):
             try:
                 self.tracer.check_transforms("getitem")

@@ -17,7 +17,7 @@ from . import dispatch, views, writing
 from .autograd_functions import refused_on_symbols
 from .dtypes import DTYPES, INDICES, NARROW, SIXTEEN_BITS, is_integral
 from .meta import meta_of
-from .mode import TracingMode, function_modes
+from .mode import OperatorsSeen, TracingMode, function_modes
 from .state import TorchState
 from .symbol import Symbol
 from .table import READS
@@ -177,7 +177,7 @@ class TorchTracer(TorchState):
                 raise NotImplementedError(f"a score or mask within {mode.__name__}, a TorchFunctionMode, which does not see the operators of symbols; expected a call outside of it")
         _of_thread.tracers.append(self)
         try:
-            with TracingMode(self), refused_on_symbols():
+            with TracingMode(self), OperatorsSeen(self), refused_on_symbols():
                 result = fn(*arguments)
             refusals.check()
         except Exception as error:
@@ -186,7 +186,7 @@ class TorchTracer(TorchState):
                     f"a score or mask hands a symbol to {str(error).partition('(')[0]}(), which takes tensors alone (a transform of torch.func, a checkpoint, ...); "
                     "expected torch's functions and operators"
                 ) from error
-            if type(error).__module__.startswith("torch._dynamo"):
+            if type(error).__module__.startswith("torch._dynamo") or _is_of_compiling(error):
                 raise NotImplementedError("a score or mask calls what torch.compile() made, which does not know symbols; expected the function that it was made of") from error
             raise
         finally:
@@ -194,6 +194,13 @@ class TorchTracer(TorchState):
         if isinstance(result, torch.Tensor):
             result = self.capture(result)._read()
         return result
+
+
+def _is_of_compiling(error: Exception) -> bool:
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") != "torch._dynamo.convert_frame":
+        traceback = traceback.tb_next
+    return traceback is not None
 
 
 def _is_mask(value: Any) -> bool:
