@@ -44,7 +44,8 @@ bool throws(const char* what, const auto& fn) {
 int main() {
   const std::shared_ptr<foveal::dist::Transport> alone = std::make_shared<Alone>();
   const auto wrong = [] { foveal::parse("score +"); };
-  bool right = throws<foveal::Error>("foveal::Error", wrong) & throws<std::runtime_error>("its base", wrong);
+  bool right = throws<foveal::Error>("foveal::Error", wrong);
+  right &= throws<std::runtime_error>("its base", wrong);
   right &= throws<Mine>("the caller's", [&] {
     foveal::dist::ContextAttention(
         alone, {}, {.batch = 1, .heads_q = 1, .heads_kv = 1, .seqlen_q = 256, .seqlen_kv = 256, .head_dim = 8, .head_dim_v = 8});
