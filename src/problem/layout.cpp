@@ -19,9 +19,13 @@ std::vector<std::int64_t> canonical(const std::vector<std::int64_t>& sizes, std:
   return strides;
 }
 
+/// So that strides of every layout fit 64 bits.
+constexpr std::int64_t most_elements = std::int64_t{1} << 48;
+
 }  // namespace
 
 std::vector<std::int64_t> role_sizes(const Line& l, std::string_view role) {
+  FOVEAL_CHECK(l.batch <= most_elements, "problem line: b", l.batch, "; expected at most 2^48");
   const std::int64_t rows = l.varlen ? 1 : l.batch;
   AxisSizes sizes{};
   sizes[Axis::batch_q] = rows, sizes[Axis::seqlen_q] = l.varlen ? l.total_q : l.seqlen_q;
@@ -31,7 +35,13 @@ std::vector<std::int64_t> role_sizes(const Line& l, std::string_view role) {
   sizes[Axis::heads_q] = l.heads_q, sizes[Axis::heads_kv] = l.heads_kv;
   sizes[Axis::head_dim] = l.head_dim, sizes[Axis::head_dim_v] = l.head_dim_v;
   sizes[Axis::sequences] = l.batch, sizes[Axis::sequences_plus_one] = l.batch + 1, sizes[Axis::pages] = l.paged() ? l.table_pages() : 0;
-  return sizes.of(role_named(role).axes);
+  std::vector<std::int64_t> found = sizes.of(role_named(role).axes);
+  std::int64_t room = most_elements;
+  for (const std::int64_t size : found) {
+    FOVEAL_CHECK(size <= room, "problem line: ", role, ": sizes ", base::shape_text(found), "; expected at most 2^48 elements");
+    room /= std::max<std::int64_t>(size, 1);
+  }
+  return found;
 }
 
 std::vector<bool> sampled_queries(const Line& line) {
