@@ -486,11 +486,20 @@ def test_errors_of_all_ranks_are_told_from_those_of_one():
     """Where messages go from GPU to GPU: by the group's store."""
     run(
         """
-        from foveal.torch.context_transport import Refusals
-        refusals = Refusals(dist.group.WORLD, 2, 0.5)
+        import time
+        from foveal.torch.context_transport import Departures, Refusals
+        refusals = Refusals(dist.group.WORLD, 2, 0.5, Departures(dist.group.WORLD, rank, 2))
         assert refusals.are_of_all()
         if rank == 1:
             assert not refusals.are_of_all()
+        # Who has left the block is not waited for.
+        departures = Departures(dist.group.WORLD, rank, 2)
+        refusals = Refusals(dist.group.WORLD, 2, 100.0, departures)
+        if rank == 0:
+            departures.leave(by_error=False)
+        else:
+            begin = time.monotonic()
+            assert not refusals.are_of_all() and time.monotonic() - begin < 8
         """
     )
 
@@ -603,6 +612,74 @@ message(new)
          "LookupError soon of all", "rank 1 has contiguous, unit 8"),
     ):  # fmt: skip
         assert words in by_rank_1[0], (words, by_rank_1)
+
+
+def test_an_error_after_the_last_call_waits_for_nobody():
+    """Rank 1 ends a block by an error at whose place the others had nothing more to do in it: they are in the next block, or in other work with rank 1."""
+    outputs = run(
+        ERRORS
+        + """
+def took(fn):
+    begin = time.monotonic()
+    try:
+        fn()
+    except LookupError as error:
+        print(error)
+    return time.monotonic() - begin
+def step(late):
+    with context:
+        ft.attention(*shards, None, "causal()")
+        if rank == 1:
+            time.sleep(late)
+            raise LookupError("after the last call")
+for late in (0.0, 1.0):  # before and after the others have left
+    context = new()
+    shards = [context.shard(t.detach()) for t in (q, k, v)]
+    if rank == 0:
+        step(late)
+        if late == 0.0:
+            time.sleep(1.0)
+    else:
+        print("late" if took(lambda: step(late)) > 8 + late else "soon")
+    dist.barrier()
+    message(lambda: ft.attention(*shards, None, "causal()"))
+    with context:
+        message(lambda: ft.attention(*shards, None, "causal()"))
+"""
+    )
+    for rank, out in enumerate(outputs):
+        lines = [line for line in out.splitlines() if line not in ("fine", "soon")]
+        assert "late" not in out.split(), out
+        assert lines.count("after the last call") == 2 * rank, out
+        assert sum("LookupError: after the last call" in line for line in lines) == 2, out
+
+
+def test_a_first_forward_pass_knows_of_the_backward_pass_that_follows():
+    """So that the kernels of both are compiled at once, as eager calls do."""
+    outputs = run(
+        ERRORS
+        + """
+context, wants = new(), []
+from foveal.torch.context_ranks import Ranks
+plan = Ranks.plan
+def recorded(self, found, heads, q, v, params, want=()):
+    wants.append([bool(w) for w in want])
+    return plan(self, found, heads, q, v, params, want)
+Ranks.plan = recorded
+shards = [context.shard(t.detach()).requires_grad_(t is not k) for t in (q, k, v)]
+bias = torch.zeros(64, requires_grad=True)
+def attend(q, k, v):
+    return ft.attention(q, k, v, lambda s, b, h, i, j: s + bias[i], "causal()")
+with context:
+    for fn in (attend, torch.compile(attend, backend="aot_eager")):
+        fn(*shards).sum().backward()
+    with torch.no_grad():
+        torch.compile(attend, backend="aot_eager")(*shards)
+print(wants)
+"""
+    )
+    both = [True, False, True, True]
+    assert outputs[0].strip() == str([both, [], both, [], [False] * 4]), outputs
 
 
 def test_ranks_whose_captured_tensors_have_other_values_are_told():

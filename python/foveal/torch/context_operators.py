@@ -121,11 +121,11 @@ record: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, _S
 @torch.library.custom_op("foveal::context_forward", mutates_args=())
 def forward_op(
     q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_seqlens: list[Tensor], seed: int, offset: int, rng_state: Tensor | None,
-    key: str, context: int,
+    key: str, context: int, want: list[bool],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     _ranks(context).check_packed(cu_seqlens)
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
-    return forward(_ranks(context), program(key), Rng(seed % 2**64, offset % 2**64, rng_state), q, k, v, params)
+    return forward(_ranks(context), program(key), Rng(seed % 2**64, offset % 2**64, rng_state), q, k, v, params, want)
 
 
 @torch.library.custom_op("foveal::context_backward", mutates_args=())
@@ -140,7 +140,9 @@ def _backward_op(
 
 
 @forward_op.register_fake
-def _(q: Any, k: Any, v: Any, params: Any, cu_seqlens: Any, seed: Any, offset: Any, rng_state: Any, key: Any, context: Any) -> Any:
+def _(
+    q: Any, k: Any, v: Any, params: Any, cu_seqlens: Any, seed: Any, offset: Any, rng_state: Any, key: Any, context: Any, want: Any,
+) -> Any:  # fmt: skip
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(lse_shape(q, program(key).heads_first), dtype=wide(q.dtype))
 
 
@@ -155,7 +157,7 @@ def _(
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, params, cu_seqlens, *run = inputs
     ctx.sequences = len(cu_seqlens)
-    seed, offset, rng_state, ctx.key, ctx.number = run
+    seed, offset, rng_state, ctx.key, ctx.number, _ = run
     ctx.seeds, ctx.want = (seed, offset), [t.requires_grad for t in (q, k, v, *params)]
     ctx.save_for_backward(q, k, v, *output, rng_state, *params)
 
@@ -166,7 +168,7 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, 
     dlse = torch.zeros_like(lse) if dlse is None else dlse
     found = iter(_backward_op(q, k, v, out, lse, dout, dlse, params, *ctx.seeds, rng_state, ctx.key, ctx.number, ctx.want))
     gradients = [next(found) if wanted else None for wanted in ctx.want]
-    return (*gradients[:3], gradients[3:], [None] * ctx.sequences, *(None,) * 5)
+    return (*gradients[:3], gradients[3:], [None] * ctx.sequences, *(None,) * 6)
 
 
 forward_op.register_autograd(_backward, setup_context=_setup)

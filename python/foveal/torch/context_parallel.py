@@ -144,6 +144,7 @@ class ContextParallel:
         if isinstance(error, Exception) and not _is_told(error):
             self.refused(error)
             known_to_all(error)  # to an outer context, too
+        self._ranks.leave(by_error=error is not None)
 
     def shard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """A copy of this rank's rows of a whole tensor along dim (seq_dim by default). Differentiable."""
@@ -204,7 +205,9 @@ class ContextParallel:
         self.whole_seqlens(q.shape[seq], k.shape[seq])
         try:
             if is_seen_below((q, k, v, *params)):
-                seen: tuple[Tensor, Tensor] = forward_op(q, k, v, params, list(cu_seqlens or ()), *signed_seeds(rng), rng.state, key, self._number)
+                want = [torch.is_grad_enabled() and t.requires_grad for t in (q, k, v, *params)]
+                lengths = list(cu_seqlens or ())
+                seen: tuple[Tensor, Tensor] = forward_op(q, k, v, params, lengths, *signed_seeds(rng), rng.state, key, self._number, want)
                 return seen
             self._ranks.check_packed(list(cu_seqlens or ()))
             if torch.is_grad_enabled() and any([t.requires_grad for t in (q, k, v, *params)]):

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import _core
 from .._core import Program
 from .context_deal import Dealt
-from .context_transport import HostTransport, Refusals, known_to_all, make_transport
+from .context_transport import Departures, HostTransport, Refusals, known_to_all, make_transport
 
 _MAX_PLANS = 64
 _DTYPES = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -41,7 +41,8 @@ class Ranks:
             "the tokens of the ranks, by masks and heads": f"tokens of digest {digest}",
         }  # fmt: skip
         _core.context_agree(self._carrier, list(fields.items()), None)
-        self._refusals = None if self.by_host else Refusals(group, self.size, time_limit)
+        self._departures = Departures(group, self.rank, self.size)
+        self._refusals = None if self.by_host else Refusals(group, self.size, time_limit, self._departures)
         # A cotangent of lse is given on all ranks or on none, where ranks send it to each other; then zeros say nothing wrong.
         self.sends_dlse = self.by_host or (dealt.head_groups if dealt.layout is None else dealt.layout.head_groups) != 1
         self._options = dealt.deal, dealt.head_groups, dealt.unit, dealt.layout, threads
@@ -89,9 +90,13 @@ class Ranks:
         if not why or not isinstance(error, (TypeError, ValueError, RuntimeError)):  # a KeyError says its key alone, an assertion nothing
             why = traceback.format_exception_only(error)[-1].strip()
         if self._refusals is None:
-            self.transport.refuse(why)
+            self.transport.refuse(why, self._departures)
         elif not self._refusals.are_of_all():
             self.transport.fail(why)
+
+    def leave(self, *, by_error: bool) -> None:
+        """The end of a block: ranks that find this one gone do not wait for it."""
+        self._departures.leave(by_error=by_error)
 
     def shard(self, tensor: Tensor, dim: int) -> Tensor:
         """This rank's rows of a whole tensor."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import math
+import threading
 import time
 from typing import Any, NoReturn
 
@@ -14,6 +16,9 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from .. import _core
+
+_LATEST = 10.0  # seconds by which ranks that refuse a call expect the others to have reached it
+_UNDER_WAY = 2.0  # seconds in which what another rank has sent arrives
 
 
 def make_transport(group: Any, rank: int, size: int, time_limit: float, multiprocessors: int, engine: str) -> Any:
@@ -60,20 +65,47 @@ class Refusals:
 
     _made: dict[str, int] = {}  # of each group: all ranks make theirs in the same order
 
-    def __init__(self, group: Any, size: int, time_limit: float):
+    def __init__(self, group: Any, size: int, time_limit: float, departures: Departures):
         number = self._made[group.group_name] = self._made.get(group.group_name, 0) + 1
         self._store = c10d.PrefixStore(f"foveal/refusals/{group.group_name}/{number}", c10d._get_process_group_store(group))
-        self._size, self._time_limit, self._count = size, min(time_limit, 10.0), 0
+        self._size, self._time_limit, self._count, self._departures = size, min(time_limit, _LATEST), 0, departures
 
     def are_of_all(self) -> bool:
         """Does every rank refuse this call, too? Then all go on. Not, unless the others do soon: they may wait for messages of this one."""
         self._count += 1
         begin = time.monotonic()
         refusing: int = self._store.add(str(self._count), 1)
-        while refusing < self._size and time.monotonic() - begin < self._time_limit:
+        while refusing < self._size and time.monotonic() - begin < self._time_limit and not self._departures.any():
             time.sleep(0.01)
             refusing = self._store.add(str(self._count), 0)
         return refusing >= self._size
+
+
+class Departures:
+    """How often each rank has left a block of the context, in the group's store: who has left this one, and not by an error, is at no call that an error
+    of another rank could be told at, and is not waited for."""
+
+    _made: dict[str, int] = {}  # of each group: all ranks make theirs in the same order
+
+    def __init__(self, group: Any, rank: int, size: int):
+        number = self._made[group.group_name] = self._made.get(group.group_name, 0) + 1
+        store = c10d._get_process_group_store(group)  # none of MPI
+        self._store = None if store is None else c10d.PrefixStore(f"foveal/departures/{group.group_name}/{number}", store)
+        self._rank, self._others, self._count = rank, [f"{other}" for other in range(size) if other != rank], 0
+
+    def leave(self, *, by_error: bool) -> None:
+        self._count += 1
+        if self._store is not None and not by_error:
+            with contextlib.suppress(RuntimeError):  # the process that has the store may have ended
+                self._store.set(f"{self._rank}", f"{self._count}")
+
+    def any(self) -> bool:
+        """Has another rank left the block that this one is in?"""
+        store = self._store
+        try:
+            return store is not None and any([store.check([other]) and int(store.get(other)) > self._count for other in self._others])
+        except RuntimeError:  # with the process that has the store
+            return True
 
 
 class HostTransport:
@@ -146,9 +178,20 @@ class HostTransport:
         except Exception as error:
             raise known_to_all(error)
 
-    def refuse(self, why: str) -> None:
-        """Tells the others, who are at the same call, that this rank refuses it. All go on then, unless they are not there soon."""
-        limit, self._time_limit = self._time_limit, min(self._time_limit, 10.0)
+    def refuse(self, why: str, departures: Departures) -> None:
+        """Tells the others, who are at the same call, that this rank refuses it. All go on then, unless they are not there soon, or never will be."""
+        telling = threading.Thread(target=self._tell, args=(why,), daemon=True)  # its own, as a wait for a message cannot be ended
+        if not departures.any():
+            telling.start()
+        while telling.is_alive() and not departures.any():
+            telling.join(0.01)
+        if telling.is_alive():
+            telling.join(_UNDER_WAY)  # who has left may have met this rank before
+        if telling.is_alive() or telling.ident is None:
+            self.fail(why)
+
+    def _tell(self, why: str) -> None:
+        limit, self._time_limit = self._time_limit, min(self._time_limit, _LATEST)
         try:
             self.agree([], why)
         except Exception:  # what they say does not matter here
