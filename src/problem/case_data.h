@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <new>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,11 +18,11 @@ namespace foveal::problem {
 /// What other allocations throw, with a message.
 class NoMemory : public std::bad_alloc {
  public:
-  explicit NoMemory(const std::string& message) : message_(message) {}
-  const char* what() const noexcept override { return message_.what(); }
+  explicit NoMemory(const std::string& message) : message_(std::make_shared<const std::string>(message)) {}
+  const char* what() const noexcept override { return message_->c_str(); }
 
  private:
-  std::runtime_error message_;  // a text that copies without allocating
+  std::shared_ptr<const std::string> message_;  // copies do not allocate
 };
 
 class CaseData {
