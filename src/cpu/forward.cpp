@@ -31,7 +31,7 @@ class Forward final : public ForwardPass<Real, ForwardCall<Real>, ForwardWorker<
  private:
   // ---------------------------------------------------------------------------------------------------------------- planning
 
-  std::string path() const override { return s_.ops.lane_multiple == 1 ? "decode" : "forward"; }
+  std::string path() const override { return s_.ops.lane_multiple == 1 ? "decode" : "forward"; }  // 1: DecodeOps
   void describe_strategy(Explanation& explanation) const override {
     Base::describe_strategy(explanation);
     if (splits_.several()) explanation.details.emplace_back("split-KV", std::to_string(splits_.count()) + " splits of the keys");

@@ -86,7 +86,7 @@ struct TrainableRead {
   /// Of one that varies over pairs: one index is q_idx + const, another kv_idx + const, the rest uniform, so that no two pairs of a batch
   /// entry and head share an element. Others are scattered.
   bool own_elements = false;
-  bool reads_head = false;   ///< one index is exactly `head`: different heads write different elements
+  bool reads_head = false;   ///< one index is exactly `head`: different heads write different elements, unless it is clamped
   bool reads_batch = false;  ///< the same for `batch`
 
   /// "uniform", "row", "column", "diagonal", "element" or "scatter": how its gradient is reduced.

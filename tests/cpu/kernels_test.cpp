@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #if defined(__aarch64__) && defined(__linux__)
@@ -130,6 +131,9 @@ const Shape shapes[] = {
      "param=\"rel: real[4, 33] normal(0.3) grad\" mask=causal()"},
     {"two_reads", "b2 h2 q90:110 d16 score=\"score * (1 + t[q_idx % 5]) + t[kv_idx % 5]\" param=\"t: real[5] normal(0.2) grad\""},
     {"dense_bias", "b2 h2 q70:90 d16 score=\"score + bias[head, q_idx, kv_idx]\" param=\"bias: real[2, 70, 90] grad\""},
+    {"half_biases",
+     "b1 h2 q70:90 d16 score=\"score + m[q_idx, kv_idx] + n[kv_idx, q_idx] + t[q_idx, kv_idx % 7]\" param=\"m: real[70, 90] f16\" "
+     "param=\"n: real[90, 70] f16\" param=\"t: real[70, 7] f16\""},
     {"decode_scored", "b2 h8:2 q1:150 d16 score=\"score + slope[head] * kv_idx\" param=\"slope: real[8] normal(0.05) grad\""},
     // Sinks, dropout, and everything at once.
     {"sink", "b2 h4:2 q80:100 d32 sink=s param=\"s: real[4] normal(2) grad\""},
@@ -264,6 +268,26 @@ TEST(CpuTypes, F16ByFmlalHasTheBitsOfFp32) {
     }
 }
 #endif
+
+/// By name: where the tables for few lanes are not found, the tests above would expect the others.
+TEST(CpuPlans, TilesOfFewLanesHaveKernelsOfTheirOwn) {
+  const auto kernel = [](const std::string& target, const std::string& shape) {
+    const problem::Line line = problem::parse_line("forward " + shape + " d64");
+    problem::CaseData data(line);
+    return plan(line.attention, data.forward_inputs(), data.forward_outputs(), {.backend = "cpu", .target = target}).kernel();
+  };
+  for (const auto& [target, table, f32_lanes, bf16_lanes] :
+       {std::tuple{"avx2", "avx2", 4, 8}, {"avx512", "avx512", 8, 8}, {"avx512bf16", "avx512", 8, 8}, {"amx", "avx512", 8, 4}}) {
+    const auto targets = available_targets();
+    if (std::ranges::find(targets, target) == targets.end()) continue;
+    for (const auto& [type, lanes] : {std::pair{"f32", f32_lanes}, {"bf16", bf16_lanes}, {"f16", 8}, {"f64", 8}}) {
+      const std::string decode = base::join("cpu.", table, '.', type, ".decode");
+      EXPECT_EQ(kernel(target, base::join(type, " b1 h3 q1:70")), decode) << target;
+      EXPECT_EQ(kernel(target, base::join(type, " b1 h", lanes, ":1 q1:70")), decode) << target;
+      EXPECT_EQ(kernel(target, base::join(type, " b1 h", lanes + 1, ":1 q1:70")).find("decode"), std::string::npos) << target;
+    }
+  }
+}
 
 TEST(CpuPlans, HeadDimsAbove1024AreRefused) {
   const problem::Line line = problem::parse_line("forward f32 b1 h1 q8 d1025:8");

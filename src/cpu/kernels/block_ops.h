@@ -257,7 +257,7 @@ struct BlockOps {
 struct DecodeTables {
   BlockOps<float> f32, bf16, f16;
   BlockOps<double> f64;
-  int f32_lanes;  ///< as many as the table for f32 is faster with than PlainOps; the others are with most_lanes
+  int f32_lanes;  ///< up to so many lanes the table for f32 is the faster one; the others are up to most_lanes
   static constexpr int most_lanes = 8;
 };
 
