@@ -309,7 +309,7 @@ for wrap in (lambda f: f, jax.jit):
 
     if not hasattr(jax, "shard_map"):
         pytest.skip("this JAX has no jax.shard_map")
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
 
 
 def test_arrays_of_numpy_may_change_after_the_call():

@@ -424,7 +424,8 @@ def test_attention_of_a_function_that_is_another_one_on_gpus(name):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     attend = foveal.torch.Attention(ASK_FOR_THE_DEVICE[name])
-    q, k, v = tensors(1, 5, 1, 4, dtype=torch.float32, grad=False)
+    with torch.device("cpu"):
+        q, k, v = tensors(1, 5, 1, 4, dtype=torch.float32, grad=False)
     torch.testing.assert_close(attend(q, k, v), foveal.torch.attention(q, k, v))
     with FakeTensorMode():
         on_gpu = torch.empty(1, 5, 1, 4, device="cuda")
