@@ -10,7 +10,6 @@ import foveal  # noqa: E402
 import foveal.jax  # noqa: E402
 from foveal.jax import foreign  # noqa: E402
 
-jax.config.update("jax_default_matmul_precision", "highest")  # of the references: no tf32
 ON_GPU = jax.default_backend() == "gpu"
 
 
