@@ -8,7 +8,7 @@
 //   split     seven products: dK and dV by blocks of keys, dQ by tiles (split_backward.h)
 //   two_scan  the same two, as one list of tasks: each does some KV blocks, then some tiles, which balances causal work.
 // The shape alone decides the order of additions: results are bitwise the same for any number of threads. (Where a target has
-// PackedBackwardOps, packed_backward.cpp replaces fused if it can.)
+// PackedOps, packed_backward.cpp replaces fused if it can.)
 #include "cpu/backward.h"
 
 #include <type_traits>
@@ -44,8 +44,10 @@ std::unique_ptr<planning::Executable> make_backward(const problem::Problem& prob
   const BackwardChoice choice = choose(*setup);
   if (choice.strategy != BackwardStrategy::fused) return std::make_unique<SplitBackward<Real>>(std::move(setup), choice);
   if constexpr (std::is_same_v<Real, float>)
-    if (packed_backward_serves(*setup))
-      return make_packed_backward(problem, target, ops, options, std::make_unique<FusedBackward<Real>>(std::move(setup), choice));
+    if (packed_backward_serves(*setup)) {
+      const Setup<Real>& of_fallback = *setup;
+      return make_packed_backward(of_fallback, target, options, std::make_unique<FusedBackward<Real>>(std::move(setup), choice));
+    }
   return std::make_unique<FusedBackward<Real>>(std::move(setup), choice);
 }
 template std::unique_ptr<planning::Executable> make_backward(const problem::Problem&, const Target&, const BlockOps<float>&,

@@ -130,7 +130,7 @@ template <>
 const BlockOps<float>* decode_ops(const Target& target, DType dtype, std::int64_t lanes) {
   if (!target.decode || lanes < 1) return nullptr;
   const DecodeTables& decode = *target.decode;
-  const bool by_amx = dtype == DType::bf16 && target.bf16 && target.bf16->packed_forward;  // whose tiles have 16 lanes anyway
+  const bool by_amx = dtype == DType::bf16 && target.bf16 && target.bf16->packed;  // whose tiles have 16 lanes anyway
   if (lanes > (dtype == DType::f32 ? decode.f32_lanes : by_amx ? 4 : DecodeTables::most_lanes)) return nullptr;
   return dtype == DType::bf16 ? &decode.bf16 : dtype == DType::f16 ? &decode.f16 : &decode.f32;
 }

@@ -14,7 +14,7 @@ class PackedKeys {
     std::int64_t* first_block = nullptr;  ///< of each group
   };
 
-  PackedKeys(const Setup<float>& setup, const PackedForwardOps& ops)
+  PackedKeys(const Setup<float>& setup, const PackedLayout& ops)
       : s_(setup),
         ops_(ops),
         block_(setup.geometry.block_kv),
@@ -62,7 +62,7 @@ class PackedKeys {
 
  private:
   const Setup<float>& s_;
-  const PackedForwardOps& ops_;
+  const PackedLayout& ops_;
   const int block_;
   const std::size_t k_bytes_, v_bytes_;
 };

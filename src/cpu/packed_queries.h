@@ -55,12 +55,12 @@ class PackedQueries {
     std::fill_n(state.lse, ops_.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(state.delta, ops_.lanes, 0.0f);
     std::fill_n(state.dq, dq_bytes() / sizeof(float), 0.0f);
+    const double unit = ops_.unit == 0 ? 1 : ScoreScale<float>::kLog2e * static_cast<double>(ops_.unit);
     bool finite = !call.rows.fill(call.buffers, sequence, tile, s_.dim_v, ops_.row_dots);  // the fallback handles far rows too
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
       const std::int64_t row = call.rows.index(sequence, head, query);
       if (call.rows.empty(row)) return;
-      state.lse[lane] =
-          static_cast<float>(static_cast<double>(call.rows.lse[row]) * ScoreScale<float>::kLog2e * static_cast<double>(ops_.unit));
+      state.lse[lane] = static_cast<float>(static_cast<double>(call.rows.lse[row]) * unit);
       state.delta[lane] = call.rows.delta[row];
       finite &= !std::isnan(state.lse[lane]) && std::isfinite(state.delta[lane]);
     });

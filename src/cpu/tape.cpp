@@ -130,8 +130,9 @@ struct Tape::Prepared {
     return programs;
   }
 
-  /// Runs a program over all lanes of a frame, in pieces of 16 lanes or more that share a head and have consecutive queries.
-  void run(const Pair& pair, TapeCall call) const {
+  /// Runs a program over all lanes of a frame, in pieces of 16 lanes or more that share a head and have consecutive queries. `call` is not
+  /// copied: a copy would wait for the stores of its fields.
+  void run(const Pair& pair, TapeCall& call) const {
     const auto run_kernel = f64 ? kernels->run_f64 : kernels->run_f32;
     const TileFrame& frame = *call.frame;
     const int padded = frame.padded();

@@ -49,19 +49,18 @@ const char* decode_table(const std::string& target, const problem::Line& line) {
   return ops ? ops->name : nullptr;
 }
 
-/// Plain bf16 with masks by ranges and enough rows for a tile goes over packed keys where the target has them (AMX), or over the other kernel, which its name
-/// shows behind the bar.
+/// bf16 with enough rows for a tile goes over packed keys where the target has them (AMX), by rows where scores are dot products and masks ranges, or over the
+/// other kernel, which its name shows behind the bar.
 std::string forward_kernel(const std::string& target, const problem::Line& line, bool by_ranges) {
   const std::string plain = "cpu." + table_name(target, line.dtype) + ".forward";
   if (const char* decode = decode_table(target, line)) return "cpu." + std::string(decode) + ".decode";
-  if (!by_ranges || line.dtype != DType::bf16 || problem::to_string(line).find(" score=") != std::string::npos ||
-      line.attention.dropout_p > 0)
-    return plain;
-  const auto* packed = cpu::float_ops(target_of(target), line.dtype)->packed_forward;
+  const auto* packed = cpu::float_ops(target_of(target), line.dtype)->packed;
+  if (!packed || line.dtype != DType::bf16 || line.attention.dropout_p > 0) return plain;
   problem::CaseData data(line);
   const TensorView q = data.view("q");
   const std::int64_t tokens = line.lengths.empty() ? line.seqlen_q : q.sizes[0] / static_cast<std::int64_t>(line.lengths.size());
-  return packed && line.heads_q / line.heads_kv * tokens >= packed->rows ? plain + ".rows|forward" : plain;
+  if (line.heads_q / line.heads_kv * tokens < packed->forward.layout.rows) return plain;
+  return plain + (by_ranges && problem::to_string(line).find(" score=") == std::string::npos ? ".rows|forward" : ".scored|forward");
 }
 
 void expect_right(const check::Report& report, const std::string& kernel) {

@@ -43,6 +43,8 @@ const std::vector<Case>& cases() {
       {"score_drops",
        "q90 d16 score=\"where((q_idx + kv_idx) % 2 == 0, score, -inf)\"",
        {{"v", 11, nan, true}, {"k", 52, nan, true}, {"q", 9, nan, true}}},
+      // The same where no analysis of the score tells.
+      {"logarithm_drops", "q90 d16 score=\"score + log((q_idx + kv_idx) % 2)\"", {{"v", 11, nan, true}, {"v", 52, infinity, false}}},
       // A score that turns infinite dot products into numbers: weights are finite, what they multiply is not.
       {"bounded_score",
        "q80 d16 mask=\"kv_idx <= q_idx\" score=\"3 * tanh(score)\"",

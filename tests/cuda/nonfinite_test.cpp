@@ -37,8 +37,7 @@ struct Case {
 
 std::vector<std::string> with_dims(const std::string& rest) {
   std::vector<std::string> problems;
-  for (const char* start : {"bf16 h2 d64 ", "f16 h4:2 d128 ", "bf16 h2 d256 ", "f16 h2 d192:128 "})
-    problems.push_back(start + rest);
+  for (const char* start : {"bf16 h2 d64 ", "f16 h4:2 d128 ", "bf16 h2 d256 ", "f16 h2 d192:128 "}) problems.push_back(start + rest);
   return problems;
 }
 

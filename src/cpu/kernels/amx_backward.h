@@ -19,11 +19,7 @@
 // - While AMX is busy, floating-point vectors issue once a cycle and integer ones are free: so the exponential is a conversion
 //   and a cubic in the mantissa, five floating-point operations with the score's own, relative error 7.5e-5, a third of a
 //   percent of the rounding to bf16 that follows.
-#include <cstring>
-
-#include "cpu/kernels/amx_backward_layout.h"
-#include "cpu/kernels/amx_steps.h"
-#include "cpu/simd/avx512.h"
+#include "cpu/kernels/amx_backward_products.h"
 
 namespace foveal::cpu {
 namespace {
@@ -34,7 +30,13 @@ struct AllBackwardParts {
 };
 
 template <class Tiles, class Parts = AllBackwardParts>
-class AmxBackward : public AmxBackwardLayout {
+class AmxBackward : public AmxBackwardProducts<Tiles> {
+  using Base = AmxBackwardProducts<Tiles>;
+  using Base::add_products, Base::clear, Base::jobs_, Base::kGranule, Base::kQuarters, Base::parts_of, Base::q_steps_, Base::run_jobs;
+  using Base::steps_, Base::v_, Base::v_steps_;
+  using typename Base::Steps;
+  using Layout = AmxBackwardLayout;
+
  public:
   static constexpr float kUnit = 8388608;  ///< of the exponential's argument: 2^23, so that its integer part lands in the exponent
 
@@ -44,36 +46,28 @@ class AmxBackward : public AmxBackwardLayout {
   }
 
   static constexpr PackedBackwardOps table() {
-    return {.lanes = kLanes,
-            .keys = kKeys,
+    return {.lanes = Layout::kLanes,
+            .keys = Layout::kKeys,
             .unit = kUnit,
-            .packed_bytes = packed_bytes,
-            .acc_bytes = acc_bytes,
+            .packed_bytes = Layout::packed_bytes,
+            .acc_bytes = Layout::acc_bytes,
             .scratch_bytes = kScratch,
-            .row_dots = row_dots,
-            .pack_queries = pack_queries,
-            .pack_keys = pack_keys,
+            .row_dots = Layout::row_dots,
+            .pack_queries = Layout::pack_queries,
+            .pack_keys = Layout::pack_keys,
             .visit = visit,
-            .write_queries = write_queries,
-            .write_keys = write_keys};
+            .write_queries = Layout::write_queries,
+            .write_keys = Layout::write_keys};
   }
 
  private:
-  using Steps = SquareSteps<Tiles>;
-
-  static constexpr int kGranule = 32, kQuarters = kKeys / kGranule;
-  static constexpr int kSlot = 8 * kTile, kForm = kQuarters * 8 * kTile;  ///< S and dP of a granule; P or dS of 128 keys and 128 queries
-  static constexpr std::size_t kScratch = 2 * kSlot + 3 * kForm;
+  static constexpr int kSlot = 8 * kTile;  ///< S and dP of a granule
+  static constexpr std::size_t kScratch = 2 * kSlot + Base::kForms;
 
   explicit AmxBackward(const BackwardVisit& visit)
-      : v_(visit),
-        q_steps_(round_up(visit.dim, 32) / 32),
-        v_steps_(round_up(visit.dim_v, 32) / 32),
-        q_tiles_(round_up(visit.dim, 16) / 16),
-        v_tiles_(round_up(visit.dim_v, 16) / 16),
+      : Base(visit, static_cast<char*>(visit.scratch) + 2 * kSlot),
         scratch_(static_cast<char*>(visit.scratch)),
-        multiplier_(splat(visit.multiplier)),
-        steps_(&tiles_) {}
+        multiplier_(splat(visit.multiplier)) {}
 
   /// Of a pair of tiles: a part is 32 queries, a quarter 32 keys. Half of the keys against all queries, then the other half in reverse.
   struct Granule {
@@ -101,7 +95,7 @@ class AmxBackward : public AmxBackwardLayout {
         const QueryTile& tile = pair[granule.query_tile()];
         if (i + 1 < granules) add_scores(pair, {i + 1, parts});
         if (!any_kept(tile, granule)) {
-          clear(granule);
+          clear(granule.quarter(), granule.part());
           run_jobs();
         } else if constexpr (Parts::vectors) {
           tile.ranges.first ? vectors<true>(tile, granule) : vectors<false>(tile, granule);
@@ -110,27 +104,15 @@ class AmxBackward : public AmxBackwardLayout {
           run_jobs();
         }
       }
-      if (Parts::products) {
-        const bool accumulate = t > 0 || !v_.first;
-        const QueryTile& last = pair[parts / 2 - 1];
-        add_keys(v_.dv, v_tiles_, p(), pair->dout_pairs, last.dout_pairs, parts, accumulate);
-        add_keys(v_.dk, q_tiles_, ds(), pair->q_pairs, last.q_pairs, parts, accumulate);
-        for (int tile = 0; tile < parts / 2; ++tile) add_queries(pair[tile].dq, ds_pairs() + tile * 4 * kQuarters * kTile);
-      }
+      if (Parts::products) add_products(t);
       if (t + 2 < v_.count) add_scores(pair + 2, {0, parts_of(t + 2)});
       run_jobs();
     }
   }
-  int parts_of(int tile) const { return tile + 1 < v_.count ? 4 : 2; }
-
   float* scores(int slot) const { return reinterpret_cast<float*>(scratch_ + slot * kSlot); }
-  /// P^T and dS^T: for every 16 keys four tiles of 16 keys by 32 queries. Pairs of dS^T: for every 16 queries four tiles of pairs of
-  /// 32 keys.
-  char* p() const { return scratch_ + 2 * kSlot; }
-  char* ds() const { return p() + kForm; }
-  char* ds_pairs() const { return ds() + kForm; }
-  static int at(Granule granule) { return (granule.quarter() * 8 + granule.part()) * kTile; }  ///< in P^T and in dS^T
-  char* pairs_at(Granule granule) const { return ds_pairs() + (granule.part() * 2 * kQuarters + granule.quarter()) * kTile; }
+  static bool any_kept(const QueryTile& tile, Granule granule) {
+    return Base::any_kept(tile.ranges, granule.first_lane(), granule.first_key());
+  }
 
   /// S^T, then dP^T of a granule: for every 16 queries a pair of tiles.
   void add_scores(const QueryTile* pair, Granule granule) {
@@ -145,31 +127,6 @@ class AmxBackward : public AmxBackwardLayout {
     product(v_.k, tile.q_panel, q_steps_, c);
     product(v_.v, tile.dout_panel, v_steps_, c + 1024);
   }
-  /// dV or dK, half of the keys by all columns at a time. `pairs` are those of the pair's first tile, `more` of its last.
-  void add_keys(float* acc, int tiles, const char* weights, const void* pairs, const void* more, int parts, bool accumulate) {
-    const std::int64_t jump = static_cast<const char*>(more) - static_cast<const char*>(pairs) - 2 * kTile;
-    for (int half = 0; half < kQuarters / 2; ++half) {
-      for (int column = 0; column < tiles; column += 2) {
-        for (int quarter = 2 * half; quarter < 2 * half + 2; ++quarter)
-          jobs_.add({acc + (quarter * tiles + column) * 512, weights + quarter * 8 * kTile,
-                     static_cast<const char*>(pairs) + column * 2 * kTile, 4 * kTile, 2 * kTile, 2 * kTile, parts,
-                     column + 1 < tiles ? 2 : 1, accumulate, jump});
-      }
-    }
-  }
-  /// dQ^T of a tile of queries: for every 32 dims both halves of the queries.
-  void add_queries(float* dq, const char* weights) {
-    for (int i = 0; i < q_steps_; ++i) {
-      for (int column = 0; column < 4; column += 2)
-        jobs_.add({dq + (column * q_steps_ + i) * 512, static_cast<const char*>(v_.k_columns) + i * 2 * kQuarters * kTile,
-                   weights + column * kQuarters * kTile, kQuarters * kTile, kQuarters * kTile, q_steps_ * 2 * kTile, kQuarters, 2, true});
-    }
-  }
-  void run_jobs() {
-    jobs_.run(steps_);
-    steps_.finish();
-  }
-
   /// Mask of 16 queries that attend to a key.
   template <bool kRanges>
   static __mmask16 kept(const LaneRanges& ranges, int lane, int key) {
@@ -177,23 +134,6 @@ class AmxBackward : public AmxBackwardLayout {
     const __m512i k = _mm512_set1_epi32(key);
     const __mmask16 begun = _mm512_cmp_epi32_mask(_mm512_loadu_si512(ranges.first + lane), k, _MM_CMPINT_LE);
     return _mm512_mask_cmp_epi32_mask(begun, k, _mm512_loadu_si512(ranges.last + lane), _MM_CMPINT_LT);
-  }
-
-  /// Whether any query of a granule attends to any of its keys.
-  static bool any_kept(const QueryTile& tile, Granule granule) {
-    if (!tile.ranges.first) return true;
-    const __m512i begin = _mm512_set1_epi32(granule.first_key()), end = _mm512_set1_epi32(granule.first_key() + kGranule);
-    const auto any = [&](int lane) {
-      const __mmask16 begun = _mm512_cmp_epi32_mask(_mm512_loadu_si512(tile.ranges.first + lane), end, _MM_CMPINT_LT);
-      return _mm512_mask_cmp_epi32_mask(begun, begin, _mm512_loadu_si512(tile.ranges.last + lane), _MM_CMPINT_LT) != 0;
-    };
-    return any(granule.first_lane()) || any(granule.first_lane() + 16);
-  }
-  /// Zeros for a granule whose pairs are all masked.
-  void clear(Granule granule) {
-    for (char* form : {p() + at(granule), ds() + at(granule)})
-      for (int tile = 0; tile < 2; ++tile) std::memset(form + 4 * tile * kTile, 0, kTile);
-    for (int tile = 0; tile < 2; ++tile) std::memset(pairs_at(granule) + tile * kQuarters * kTile, 0, kTile);
   }
 
   /// P^T and dS^T of a granule, interleaved with the scores of the next one, which are done a few rows earlier.
@@ -204,7 +144,8 @@ class AmxBackward : public AmxBackwardLayout {
     steps.start(jobs_.jobs);
     const int step_count = jobs_.steps, first_key = granule.first_key(), lane = granule.first_lane();
     const float* s = scores(granule.slot());
-    char *p = this->p() + at(granule), *ds = this->ds() + at(granule), *pairs = pairs_at(granule);
+    const int at = Base::at(granule.quarter(), granule.part());
+    char *p = this->p() + at, *ds = this->ds() + at, *pairs = this->pairs_at(granule.quarter(), granule.part());
     const __m512 lse_low = _mm512_load_ps(tile.lse + lane), lse_high = _mm512_load_ps(tile.lse + lane + 16);
     const __m512 delta_low = _mm512_load_ps(tile.delta + lane), delta_high = _mm512_load_ps(tile.delta + lane + 16);
     const __m512 multiplier = multiplier_;
@@ -247,14 +188,8 @@ class AmxBackward : public AmxBackwardLayout {
     steps_ = steps;
   }
 
-  const BackwardVisit& v_;
-  const int q_steps_, v_steps_, q_tiles_, v_tiles_;
   char* const scratch_;
   const __m512 multiplier_;
-  Tiles tiles_;
-  Steps steps_;
-  /// S and dP of a granule; dV and dK of every quarter; dQ of both tiles, in two halves each.
-  AmxJobs<2 + (2 * kQuarters + 4) * (max_head_dim / 32)> jobs_;
 };
 
 }  // namespace

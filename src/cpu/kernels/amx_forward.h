@@ -277,19 +277,19 @@ class AmxForwards : AmxForwardLayout {
 
  public:
   static constexpr PackedForwardOps table() {
-    return {.rows = kRows,
+    return {.layout = {.rows = kRows,
+                       .q_bytes = q_bytes,
+                       .acc_bytes = acc_bytes,
+                       .k_bytes = k_bytes,
+                       .v_bytes = v_bytes,
+                       .pack_q = pack_q,
+                       .pack_k = pack_k,
+                       .pack_v = pack_v,
+                       .write = write},
             .block = block,
-            .q_bytes = q_bytes,
-            .acc_bytes = acc_bytes,
-            .k_bytes = k_bytes,
-            .v_bytes = v_bytes,
             .scratch_bytes = scratch_bytes,
-            .pack_q = pack_q,
-            .pack_k = pack_k,
-            .pack_v = pack_v,
             .visit = visit,
-            .add_sums = add_sums,
-            .write = write};
+            .add_sums = add_sums};
   }
 };
 

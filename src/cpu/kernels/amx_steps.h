@@ -6,8 +6,8 @@
 namespace foveal::cpu {
 namespace {
 
-/// C[2 tiles][columns] = or += A times B over `steps` tiles. A column of C is two consecutive tiles. Strides in bytes: between the two rows
-/// of A, and between the columns of B and of C.
+/// C[2 tiles][columns] = or += A times B over `steps` tiles. A column of C is two tiles, one below the other. Strides in bytes: between
+/// the two rows of A, and between the columns of B and of C.
 struct AmxJob {
   float* c;
   const char *a, *b;
@@ -17,15 +17,17 @@ struct AmxJob {
   std::int64_t b_jump = 0;  ///< tiles of B from the third on are this many bytes further
 };
 
-/// What both kinds of steps below share: the place in the list of jobs, and pairs of accumulators, C and C + 1.
-template <class Tiles>
+/// What both kinds of steps below share: the place in the list of jobs, and pairs of accumulators, C and C + 1, whose rows of 16 are kLd
+/// floats apart in memory.
+template <class Tiles, int kLd>
 class AmxSteps {
  public:
   explicit AmxSteps(Tiles* tiles) : tiles_(tiles) {}
   void start(const AmxJob* jobs) { job_ = jobs, at_ = 0; }
 
  protected:
-  static constexpr int kTile = 1024;
+  static constexpr int kTile = 1024, kBelow = 16 * kLd;
+  static constexpr std::int64_t kRowBytes = 4 * kLd;
 
   const char* a() const { return job_->a + at_ * kTile; }
   const char* b() const { return job_->b + at_ * kTile + (at_ < 2 ? 0 : job_->b_jump); }
@@ -33,8 +35,8 @@ class AmxSteps {
   template <int C>
   [[gnu::always_inline]] void begin(const float* c) {
     if (job_->accumulate) {
-      tiles_->template load<C>(c);
-      tiles_->template load<C + 1>(c + 256);
+      tiles_->template load<C>(c, kRowBytes);
+      tiles_->template load<C + 1>(c + kBelow, kRowBytes);
     } else {
       tiles_->template zero<C>();
       tiles_->template zero<C + 1>();
@@ -43,8 +45,8 @@ class AmxSteps {
   template <int C>
   [[gnu::always_inline]] void store(float*& pending) {
     if (!pending) return;
-    tiles_->template store<C>(pending);
-    tiles_->template store<C + 1>(pending + 256);
+    tiles_->template store<C>(pending, kRowBytes);
+    tiles_->template store<C + 1>(pending + kBelow, kRowBytes);
     pending = nullptr;
   }
 
@@ -55,9 +57,9 @@ class AmxSteps {
 
 /// Jobs of one column: two pairs of accumulators take turns, and a pair is stored in the middle of the next job. Three loads for two
 /// products, but a job may be as short as two steps.
-template <class Tiles>
-class PairSteps : public AmxSteps<Tiles> {
-  using Base = AmxSteps<Tiles>;
+template <class Tiles, int kLd = 16>
+class PairSteps : public AmxSteps<Tiles, kLd> {
+  using Base = AmxSteps<Tiles, kLd>;
   using Base::at_;
   using Base::job_;
   using Base::tiles_;
@@ -110,9 +112,9 @@ class PairSteps : public AmxSteps<Tiles> {
 
 /// Jobs of one column or two: squares of 2 x 2 accumulators, so that four loads serve four products. A pair of accumulators is stored, and
 /// begins the next job, while the last products of the other pair are in flight.
-template <class Tiles>
-class SquareSteps : public AmxSteps<Tiles> {
-  using Base = AmxSteps<Tiles>;
+template <class Tiles, int kLd = 16>
+class SquareSteps : public AmxSteps<Tiles, kLd> {
+  using Base = AmxSteps<Tiles, kLd>;
   using Base::at_;
   using Base::job_;
   using Base::tiles_;

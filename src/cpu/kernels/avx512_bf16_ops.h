@@ -150,11 +150,10 @@ struct Bf16Ops : Products, LaneOps<Avx512F32, kTileLanes> {
     for_pairs(range, lanes, weights, nullptr, [&](int key, int lane) { return load(tile, key, lane); });
   }
 
-  static constexpr BlockOps<float> table(const char* name, const PackedForwardOps* packed_forward = nullptr,
-                                         const PackedBackwardOps* packed_backward = nullptr) {
+  static constexpr BlockOps<float> table(const char* name, const PackedOps* packed = nullptr) {
     BlockOps<float> table = table_of<Bf16Ops>(name);
     table.enter = Products::enter, table.leave = Products::leave;
-    table.packed_forward = packed_forward, table.packed_backward = packed_backward;
+    table.packed = packed;
     return table;
   }
 

@@ -113,23 +113,57 @@ struct ForwardVisit {
   int dim, dim_v, block;
 };
 
-/// A forward kernel over packed queries, keys and values, for bf16 without score_mod where masks are ranges of keys (amx_forward.h). Sizes
-/// in bytes, of a tile of queries or of `keys` keys.
-struct PackedForwardOps {
+/// Layouts of packed queries, keys and values, and of the accumulators. Sizes in bytes, of a tile of queries or of `keys` keys.
+struct PackedLayout {
   int rows;  ///< queries of a tile
-  int (*block)(int dim, int dim_v);
   std::size_t (*q_bytes)(int dim);
   std::size_t (*acc_bytes)(int dim_v);
   std::size_t (*k_bytes)(int keys, int dim);
   std::size_t (*v_bytes)(int keys, int dim_v);
-  std::size_t (*scratch_bytes)(int block);
   void (*pack_q)(const LaneRows& rows, int dim, float sign, void* packed);
   /// A block, of which the first `keys` exist.
   void (*pack_k)(const KeyRows& rows, int keys, int block, int dim, void* packed);
-  bool (*pack_v)(const KeyRows& rows, int keys, int block, int dim, void* packed);  ///< false: not all finite
+  bool (*pack_v)(const KeyRows& rows, int keys, int block, int dim, void* packed);         ///< false: not all finite
+  void (*write)(const float* acc, int dim, const float* factor, const LaneRowsOut& rows);  ///< row[i] = acc[i] * factor[i], 0 where that is
+};
+
+/// A forward kernel for bf16 without score_mod where masks are ranges of keys (amx_forward.h).
+struct PackedForwardOps {
+  PackedLayout layout;
+  int (*block)(int dim, int dim_v);
+  std::size_t (*scratch_bytes)(int block);
   void (*visit)(const ForwardVisit& visit);
   void (*add_sums)(const float* sums, float* row_sums);
-  void (*write)(const float* acc, int dim, const float* factor, const LaneRowsOut& rows);  ///< row[i] = acc[i] * factor[i], 0 where that is
+};
+
+/// A block of keys that a tile of queries visits. partial: the mask may drop pairs.
+struct ScoredBlock {
+  std::int32_t block;
+  int keys;  ///< that exist
+  bool partial;
+};
+
+/// Arguments of a forward kernel with programmed scores: a tile of queries, its running state, and the blocks of keys that it visits.
+struct ScoredVisit {
+  const void *q, *k, *v;   ///< packed; k and v: blocks of the whole sequence
+  float *acc, *max, *sum;  ///< max in the numbers of a tile of scores
+  void* scratch;
+  const ScoredBlock* blocks;
+  int count;
+  float log2;  ///< a number of the tile times this is a score in base 2
+  int dim, dim_v;
+  /// Dot products in tile[key][lane] become scores, -inf where the mask drops a pair. True: largest[lane] is the largest score of each
+  /// lane.
+  bool (*score)(const void* context, const ScoredBlock& block, float* tile, float* largest);
+  const void* context;
+};
+
+/// A forward kernel for bf16 with scores and masks by programs (amx_scored_forward.h).
+struct ScoredForwardOps {
+  PackedLayout layout;
+  int block;
+  std::size_t scratch_bytes;
+  void (*visit)(const ScoredVisit& visit);
 };
 
 /// A tile of queries in a packed backward pass.
@@ -138,7 +172,18 @@ struct QueryTile {
   const void *q_pairs, *dout_pairs;  ///< packed for dk and dv
   const float *lse, *delta;          ///< of each query; lse in the unit of the multiplier, infinity where P is 0
   float* dq;
-  LaneRanges ranges;  ///< null: every key
+  LaneRanges ranges;  ///< null: every key. With programs, which keys need not be looked at.
+};
+
+/// The programs of scores and masks in a packed backward pass, for 32 keys from `key` on of the block and the visit's tile of that number,
+/// as tile[key][lane].
+struct BackwardPrograms {
+  /// Dot products become scores, -inf where the mask drops a pair. The result is how many of the keys exist.
+  int (*score)(const void* context, int tile, int key, float* scores);
+  /// ds becomes d loss / d (dots * scale), and gradients of parameters are added. Null: nothing to do.
+  void (*differentiate)(const void* context, int tile, int key, const float* dots, float* ds);
+  const void* context;
+  bool reads_dots;  ///< differentiate() does
 };
 
 /// Arguments of a packed backward kernel: a block of keys and the tiles of queries that attend to it.
@@ -151,12 +196,14 @@ struct BackwardVisit {
   int count;
   float multiplier;
   int dim, dim_v;
+  const BackwardPrograms* programs = nullptr;  ///< of amx_scored_backward.h
 };
 
-/// A backward kernel over packed queries, keys and values, under the same conditions (amx_backward.h). Sizes in bytes.
+/// A backward kernel over packed queries, keys and values, under the conditions of PackedForwardOps (amx_backward.h) or of ScoredForwardOps
+/// (amx_scored_backward.h). Sizes in bytes.
 struct PackedBackwardOps {
   int lanes, keys;                                 ///< of a tile of queries, of a block of keys
-  float unit;                                      ///< the exponential takes scores in base 2 times this
+  float unit;                                      ///< the exponential takes scores in base 2 times this; 0: scores themselves
   std::size_t (*packed_bytes)(int rows, int dim);  ///< one layout of a tile or block
   std::size_t (*acc_bytes)(int rows, int dim);     ///< dq of a tile, dk of a block
   std::size_t scratch_bytes;
@@ -169,6 +216,13 @@ struct PackedBackwardOps {
   void (*write_queries)(const float* dq, int dim, float factor, const LaneRowsOut& rows);
   /// The sum of `count` accumulators, in order.
   void (*write_keys)(const float* const* parts, int count, int dim, float factor, const LaneRowsOut& rows);
+};
+
+/// The kernels over packed tensors: without programs, and with them.
+struct PackedOps {
+  PackedForwardOps forward;
+  ScoredForwardOps scored_forward;
+  PackedBackwardOps backward, scored_backward;
 };
 
 /// The unit of a tile of scores. Maxima are kept in units in which no finite score overflows: scores themselves, or half scores in base 2
@@ -249,8 +303,7 @@ struct BlockOps {
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
 
-  const PackedForwardOps* packed_forward = nullptr;  ///< if there is such a kernel
-  const PackedBackwardOps* packed_backward = nullptr;
+  const PackedOps* packed = nullptr;  ///< if there are such kernels
 };
 
 /// Tables for the forward pass over tiles of few lanes (decode_ops.h), by the type of the tensors.

@@ -62,7 +62,11 @@ class TapeReads : protected TapeAddresses {
       // 16 rows that are contiguous in memory: load 16 elements for each lane, then transpose.
       for (; r + 16 <= rows_ && parts.rows_contiguous(r, 16); r += 16) {
         alignas(64) Out square[16][16];
-        for (int k = 0; k < 16; ++k) convert_run(data + parts.row[r] + parts.lane[k], square[k], convert);
+        for (int k = 0; k < 16; ++k) {
+          const Stored* from = data + parts.row[r] + parts.lane[k];
+          __builtin_prefetch(from + frame_.keys);  // of the next tile of keys: more lanes than hardware follows
+          convert_run(from, square[k], convert);
+        }
         transpose(square);
         for (int j = 0; j < 16; ++j) __builtin_memcpy(to(r + j), square[j], sizeof square[j]);
       }

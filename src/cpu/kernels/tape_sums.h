@@ -148,14 +148,23 @@ class TapeSums : protected TapeReads {
     for (; i < call_.lanes; i += kLanes) raise_max<Vec<Real, kLanes>, 1>(max + i * sizeof(Real), from.p + i * sizeof(Real), from.row);
   }
 
+  /// Of N vectors of lanes, in four chains: one waits for each maximum.
   template <class V, int N>
   void raise_max(char* max, const char* p, std::ptrdiff_t row) const {
-    V high[N];
-    for (int k = 0; k < N; ++k) high[k] = load<V>(max + k * sizeof(V));
-    for (int r = 0; r < rows_; ++r, p += row) {
-      for (int k = 0; k < N; ++k) high[k] = larger(high[k], load<V>(p + k * sizeof(V)));
+    constexpr int chains = 4 / N;
+    V high[chains][N];
+    for (int c = 0; c < chains; ++c)
+      for (int k = 0; k < N; ++k) high[c][k] = load<V>(max + k * sizeof(V));
+    int r = 0;
+    for (; r + chains <= rows_; r += chains)
+      for (int c = 0; c < chains; ++c, p += row)
+        for (int k = 0; k < N; ++k) high[c][k] = larger(high[c][k], load<V>(p + k * sizeof(V)));
+    for (; r < rows_; ++r, p += row)
+      for (int k = 0; k < N; ++k) high[0][k] = larger(high[0][k], load<V>(p + k * sizeof(V)));
+    for (int k = 0; k < N; ++k) {
+      for (int c = 1; c < chains; ++c) high[0][k] = larger(high[0][k], high[c][k]);
+      store(max + k * sizeof(V), high[0][k]);
     }
-    for (int k = 0; k < N; ++k) store(max + k * sizeof(V), high[k]);
   }
 };
 
