@@ -126,6 +126,24 @@ def cpu_decode():
     return "\n".join(lines)
 
 
+def cpu_scores():
+    """Programmed scores over a causal mask: time relative to the plain pass of the same run, and speed relative to FlexAttention."""
+    lines = ["| machine | pass | type | scores | time relative to plain (largest) | speed relative to FlexAttention (lowest) |", "|---|---|---|---|---|---|"]
+    groups = collections.defaultdict(list)
+    for row in rows_of("cpu-*", "scores-cpu"):
+        if row.get("ms"):
+            name, dtype = row["case"].split()[:2]
+            groups[row["machine"], name, dtype].append(row)
+    for (machine, name, dtype), rows in sorted(groups.items()):
+        cases = by_case(rows)
+        programs = {case: of for case, of in cases.items() if "score=" in case}
+        times = [of["foveal"]["ms"] / cases[case.split(" score=")[0]]["foveal"]["ms"] for case, of in programs.items()]
+        rivals = [of["flex"]["ms"] / of["foveal"]["ms"] for of in programs.values() if "flex" in of]
+        beside = f"{geomean(rivals):.2f} ({min(rivals):.2f})" if rivals else "-"
+        lines.append(f"| {named(machine)} | {name} | {dtype} | {len(programs)} | {geomean(times):.2f} ({max(times):.2f}) | {beside} |")
+    return "\n".join(lines)
+
+
 def grid_groups():
     """(head_dim, causal, pass): [(problem, foveal's row, cuDNN's)], by length."""
     groups = collections.defaultdict(list)
@@ -543,7 +561,7 @@ def suites():
 PAGES = {
     "README.md": (models_caption, example, speed),
     "docs/support.md": (support, architectures),
-    "docs/performance.md": (models, llmc, cpu, cpu_decode, gpu, race, few, pages, scores),
+    "docs/performance.md": (models, llmc, cpu, cpu_scores, cpu_decode, gpu, race, few, pages, scores),
     "docs/numerics.md": (errors, errors_gpu, checks),
     "docs/reliability.md": (fuzz, programs, programs_gpu, soak),
     "docs/distributed.md": (distributed,),
