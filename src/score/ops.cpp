@@ -239,7 +239,7 @@ constexpr Facts facts[] = {
     {Op::select, V(a != 0 ? b : c), nullptr, D(s.choose(s.arg[0], s.tangent[1], s.tangent[2])), rule::select, "($0 ? $1 : $2)",
      "($0 ? $1 : $2)"},
     {Op::to_real, V(a), nullptr, nullptr, rule::to_real, "real($0)", "real($0)"},
-    {Op::to_integer, V(static_cast<double>(truncated(a))), nullptr, nullptr, rule::to_integer, "int($0)", "int($0)"},
+    {Op::to_integer, V(static_cast<double>(truncated(a))), nullptr, nullptr, rule::to_integer, "fv_truncated<int>($0)", "int($0)"},
     {Op::to_boolean, V(a != 0), I(a != 0), nullptr, rule::to_boolean, "($0 != 0)", "($0 != 0)"},
     {Op::to_int32, V(static_cast<double>(low_word(truncated(a)))), I(low_word(a)), nullptr, rule::to_int32, "", "int($0)"},
     {Op::to_float32, V(to_float32(a)), nullptr, D(s.tangent[0]), rule::to_float32, "fv_to_float32($0)", ""},

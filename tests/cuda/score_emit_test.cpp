@@ -49,6 +49,17 @@ std::string result_of(const std::string& text, const std::string& function) {
   return text.substr(begin, text.find(';', begin) - begin);
 }
 
+/// NaN becomes 0, as on CPUs: the device's own conversions of double and to 64 bits make it the least integer.
+TEST(ScoreText, ConversionsToIntegersSayWhatNanBecomes) {
+  for (const char* type : {"f32", "f64"})
+    for (const char* integer : {"to_integer(t[kv_idx])", "min(max(to_integer(t[kv_idx]), 0), 9)", "to_int32(to_integer(t[kv_idx]))"}) {
+      const std::string text = emit_score(
+          problem_of(std::string("forward bf16 b1 h1 q64 d64 score=\"score + ") + integer + "\" param=\"t: real[64] " + type + "\""));
+      EXPECT_NE(text.find("fv_truncated<"), std::string::npos) << text;
+      EXPECT_FALSE(std::regex_search(text, std::regex("= (int|i64)\\((v0|w0|fv_load)"))) << text;
+    }
+}
+
 TEST(ScoreUnits, OfASlopeLeaveTheLoopOnlyWhereAllHeadsOfAGroupShareThem) {
   const auto slope_unit = [](const std::string& heads, const std::string& score, const std::string& dtype = "bf16") {
     const std::string line = "backward " + dtype + " b2 " + heads + " q64 d64 score=\"" + score + "\" param=\"t: real[4] grad\"";

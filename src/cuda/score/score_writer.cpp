@@ -164,7 +164,7 @@ std::string Writer::value_text(ValueId id) const {
       return base::join("fv_small_integer(v", instr.arg[0], ")");
     case Op::to_integer:
       if (forms_.is_wide(id))
-        return base::join("i64(", forms_.is_in_double(id) ? double_text(instr.arg[0]) : base::join("v", instr.arg[0]), ")");
+        return base::join("fv_truncated<i64>(", forms_.is_in_double(id) ? double_text(instr.arg[0]) : base::join("v", instr.arg[0]), ")");
       return operation_text(id);
     case Op::add:
     case Op::sub:
