@@ -20,10 +20,10 @@
 //   decode              panel [lane][padded d], operand = the tensor's own rows, weights = the tile itself
 //
 // Rules. Buffers are aligned to 64 bytes. Lane counts are multiples of 16, at most tile_lanes, which is the distance between the rows of a
-// tile and of mix's accumulators; those of dot and mix are multiples of lane_multiple. A key range [begin, end) indexes the rows of the
-// block; begin is a multiple of key_multiple, end is at most block_kv, and dot may write rows up to the next multiple of key_multiple
-// (their contents do not matter: operations that need zeros there write them). This header and all that targets include use no templates
-// or inline functions of std: see targets/targets.cmake.
+// tile and of mix's accumulators; those of dot and mix are multiples of lane_multiple, as are softmax's where that is less. A key range
+// [begin, end) indexes the rows of the block; begin is a multiple of key_multiple, end is at most block_kv, and dot may write rows up to
+// the next multiple of key_multiple (their contents do not matter: operations that need zeros there write them). This header and all that
+// targets include use no templates or inline functions of std: see targets/targets.cmake.
 #include <cstddef>
 #include <cstdint>
 

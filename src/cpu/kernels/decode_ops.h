@@ -53,11 +53,75 @@ struct DecodeOps : PlainOps<V, 16, 128> {
       constexpr int vectors = W >= 16 || kLanes == 1 ? (kLanes <= 2 ? 8 : 4) : 8 / kLanes;  // accumulators: half of the registers
       int d = 0;
       for (; d + vectors * W <= dim; d += vectors * W) mix_dims<kLanes, vectors>(keys, p + lane, range, d, dim, acc + lane);
+      if constexpr (vectors > 4)
+        if (d + 4 * W <= dim) mix_dims<kLanes, 4>(keys, p + lane, range, d, dim, acc + lane), d += 4 * W;
+      for (; d + 2 * W <= dim; d += 2 * W) mix_dims<kLanes, 2>(keys, p + lane, range, d, dim, acc + lane);
       for (; d < dim; d += W) mix_dims<kLanes, 1>(keys, p + lane, range, d, dim, acc + lane);
     });
   }
 
+  /// One lane and two, with keys in vectors: lanes in vectors would take as many operations for one as for all.
+  static bool softmax(Real* tile, KeyRange range, int lanes, const ScoreScale<Real>& scale, LaneRanges ranges, const Real* lane_max,
+                      Real* max, Real* sum, Real* factor, Weights weights) {
+    Scores of_lane[kCompact];
+    bool compact = lanes <= kCompact;
+    for (int lane = 0; compact && lane < lanes; ++lane) compact = of_lane[lane].gather(tile + lane, range, ranges, lane, scale.unit);
+    if (!compact) return Base::softmax(tile, range, round_up(lanes, ld), scale, ranges, lane_max, max, sum, factor, weights);
+    bool raised = false;
+    for (int lane = 0; lane < lanes; ++lane) raised |= of_lane[lane].top > max[lane] + Real(lazy_growth) / scale.unit_log2;
+    for (int lane = 0; raised && lane < ld; ++lane) factor[lane] = 1;
+    for (int lane = 0; lane < lanes; ++lane) {
+      if (raised && of_lane[lane].top > max[lane]) {
+        factor[lane] =
+            V::exp2(V::sub(base2<V>(V::set(max[lane]), scale.unit_log2), base2<V>(V::set(of_lane[lane].top), scale.unit_log2)))[0];
+        max[lane] = of_lane[lane].top;
+        sum[lane] *= factor[lane];
+      }
+      sum[lane] += of_lane[lane].powers(tile + lane, range, scale.log2, base2<V>(V::set(max[lane]), scale.unit_log2));
+    }
+    return raised;
+  }
+
  private:
+  static constexpr int kCompact = 2;
+
+  /// The scores of a lane, one after the other.
+  struct Scores {
+    alignas(64) Real score[Base::kBlockKv + W];
+    Real top;  ///< the largest, in units
+
+    /// False: it is far.
+    bool gather(const Real* column, KeyRange range, const LaneRanges& ranges, int lane, Real unit) {
+      const Real none = static_cast<Real>(-__builtin_inff());
+      const int count = range.end - range.begin;
+      for (int i = 0; i < count; ++i) score[i] = column[(range.begin + i) * ld];
+      if (ranges.first)
+        for (int i = 0; i < count; ++i)
+          if (range.begin + i < ranges.first[lane] || range.begin + i >= ranges.last[lane]) score[i] = none;
+      V::storeu(score + count, V::set(none));
+      Vec largest = V::set(none);
+      for (int i = 0; i < count; i += W) largest = V::max(largest, V::load(score + i));
+      top = largest[0];
+      for (int i = 1; i < W; ++i) top = top < largest[i] ? largest[i] : top;
+      top *= unit;
+      return !any_far<V>(V::set(top));
+    }
+    /// Probabilities, into the column; the result is their sum.
+    Real powers(Real* column, KeyRange range, Real log2, Vec max) {
+      const int count = range.end - range.begin;
+      Vec total = V::zero();
+      for (int i = 0; i < count; i += W) {
+        const Vec p = V::exp2(V::fms(V::load(score + i), V::set(log2), max));
+        V::store(score + i, p);
+        total = V::add(total, p);
+      }
+      for (int i = 0; i < count; ++i) column[(range.begin + i) * ld] = score[i];
+      Real sum = 0;
+      for (int i = 0; i < W; ++i) sum += total[i];
+      return sum;
+    }
+  };
+
   /// Calls fn<count>(first) for groups of 4, 2 or 1 lanes. Three count as four: the fourth is a row of zeros.
   template <class Fn>
   static void each_lanes(int lanes, Fn fn) {
