@@ -346,6 +346,10 @@ def test_wrong_calls_are_refused_on_every_rank():
         message(lambda: context.unshard(shards[0], -5))
         message(lambda: context.shard([1, 2]))
         message(lambda: ft.context_parallel(dist.group.WORLD, [64], seq_dim=0, head_groups=2, heads=(3, 3, 8)))
+        from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+        everywhere = DTensor.from_local(q.detach(), init_device_mesh("cpu", (2,)), [Replicate()])
+        message(lambda: context.shard(everywhere))
+        message(lambda: context.unshard(everywhere))
         torch.testing.assert_close(ft.attention(q, k, v), ft.attention(q, k, v))  # outside, tensors are whole again
         """
     )
@@ -362,6 +366,7 @@ def test_wrong_calls_are_refused_on_every_rank():
         assert "unshard: dim: -5 of a tensor [1, 32, 2, 8]; expected a dimension of it" in lines[11]
         assert lines[12] == "TypeError shard: tensor: list; expected a torch.Tensor"
         assert "head_groups: 2 with the 3 kv heads of heads=(3, 3, 8); expected a divisor of these" in lines[13]
+        assert lines[14:] == [f"TypeError {name}: tensor: a DTensor; expected a plain tensor, such as its to_local()" for name in ("shard", "unshard")]
 
 
 ERRORS = """

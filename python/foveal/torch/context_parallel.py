@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from .. import argument_errors
 from ..describe import Rng, program
 from ..signatures import Paged
-from . import calls, context_operators
+from . import calls, context_operators, sharded
 from .context_deal import deal_tokens
 from .context_operators import agreed_op, forward, forward_op, is_seen_below, record, unshard_op
 from .context_ranks import Ranks
@@ -172,6 +172,8 @@ class ContextParallel:
         """The dimension of tokens, counted from the first."""
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: tensor: {type(tensor).__name__}; expected a torch.Tensor")
+        if sharded.is_sharded((tensor,)):
+            raise TypeError(f"{name}: tensor: a DTensor; expected a plain tensor, such as its to_local()")
         dim = self.seq_dim if dim is None else dim
         if not -tensor.dim() <= dim < tensor.dim():
             raise ValueError(f"{name}: dim: {dim} of a tensor {list(tensor.shape)}; expected a dimension of it (seq_dim= is for those that name none)")
