@@ -31,7 +31,7 @@ std::string text_of(const ContextOptions& options) {
 
 /// FOVEAL_TEST_LINES=FIRST,COUNT: other ones than those of every run.
 TEST(RandomRanks, AreOneDevice) {
-  int first = 0, count = 30;
+  int first = 0, count = 300;
   if (const char* given = std::getenv("FOVEAL_TEST_LINES")) std::sscanf(given, "%d,%d", &first, &count);
   for (int seed = first; seed < first + count; ++seed) {
     base::Random random(static_cast<std::uint64_t>(seed) + 77);
