@@ -73,7 +73,8 @@ class Refusals:
         number = self._made[group.group_name] = self._made.get(group.group_name, 0) + 1
         self._store = c10d.PrefixStore(f"foveal/refusals/{group.group_name}/{number}", c10d._get_process_group_store(group))
         self._size, self._time_limit, self._departures, self._transport = size, min(time_limit, _LATEST), departures, transport
-        self._call, self._refused = 0, 0  # the last call of this rank, and the last that it refused
+        self._call, self._goes_on = 0, 0  # the last call of this rank, and the last that it seemed to go on with while another refused it
+        self._refused: set[int] = set()
         self._listens, self._ends = threading.Event(), threading.Event()
         listening = threading.Thread(target=_listen, args=(weakref.ref(self), self._listens, self._ends), daemon=True)
         listening.start()
@@ -90,7 +91,7 @@ class Refusals:
         """Does every rank refuse this call, too? Then all go on. Not, where another goes on with it: it may wait for messages of this one. Nor
         unless the others reach it soon. begun: the call is the last one that this rank began."""
         self._call += not begun
-        self._refused = self._call
+        self._refused.add(self._call)
         name, begin = f"{self._call}", time.monotonic()
         refusing: int = self._store.add(name, 1)
         self._store.set("refused", name)
@@ -109,8 +110,10 @@ class Refusals:
             self._transport.fail(self._store.get("failure").decode())
         if self._store.check(["refused"]):
             number = int(self._store.get("refused"))
-            if self._refused < number <= self._call:
-                self._store.set(f"{number} goes on", "")
+            if number <= self._call and number not in self._refused:
+                if number == self._goes_on:  # still: this rank is not just about to refuse it, too
+                    self._store.set(f"{number} goes on", "")
+                self._goes_on = number
 
 
 def _listen(refusals: weakref.ref[Refusals], listens: threading.Event, ends: threading.Event) -> None:
