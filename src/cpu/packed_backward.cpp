@@ -169,9 +169,12 @@ class PackedBackward final : public BackwardPass<float, GradientCall, GradientWo
 bool packed_backward_serves(const Setup<float>& setup) {
   const problem::Problem& problem = setup.problem;
   const BlockOps<float>& ops = setup.ops;
-  if (!ops.packed_backward || !setup.can_pack()) return false;
+  const Attention& attention = problem.attention;
+  if (!ops.packed_backward || !setup.masks_by_ranges() || problem.dtype != DType::bf16 || attention.checked || attention.dropout_p > 0 ||
+      problem.has_score_mod())
+    return false;
   // An explicit strategy means the block operations.
-  if (problem.attention.backward != BackwardStrategy::automatic) return false;
+  if (attention.backward != BackwardStrategy::automatic) return false;
   if (!problem.dq.present || !problem.dk.present || !problem.dv.present) return false;
   for (std::size_t i = 0; i < problem.params.size(); ++i)
     if (problem.params[i].gradient.present && static_cast<int>(i) != problem.sink) return false;

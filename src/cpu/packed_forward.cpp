@@ -155,7 +155,10 @@ class PackedForward final : public ForwardPass<float, PackedCall, PackedWorker> 
 bool packed_forward_serves(const Setup<float>& setup) {
   const problem::Problem& problem = setup.problem;
   const BlockOps<float>& ops = setup.ops;
-  if (!ops.packed_forward || !setup.can_pack()) return false;
+  const Attention& attention = problem.attention;
+  if (!ops.packed_forward || !setup.masks_by_ranges() || problem.dtype != DType::bf16 || attention.checked || attention.dropout_p > 0 ||
+      problem.has_score_mod())
+    return false;
   // Decode reads keys once: packing would not pay, and split-KV parallelises over keys.
   const std::int64_t rows = setup.mean_rows();
   const std::int64_t tiles = problem.batch * problem.heads_kv * (rows / ops.packed_forward->rows);

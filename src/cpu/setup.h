@@ -93,11 +93,8 @@ struct Setup {
     const double p = problem.attention.dropout_p;
     return {rng.seed, rng.offset, base::dropout_threshold(p), 1.0 / (1.0 - p), static_cast<std::int32_t>(problem.heads_all)};
   }
-  /// What packed kernels compute: plain scores of bf16, and no mask or one that is a range of keys for each lane.
-  bool can_pack() const {
-    const bool plain = problem.dtype == DType::bf16 && !problem.has_score_mod() && !has_dropout() && !problem.attention.checked;
-    return plain && (!tape.has_mask() || tape.mask_is_ranges());
-  }
+  /// There is no mask, or it is a range of keys for each lane.
+  bool masks_by_ranges() const { return !tape.has_mask() || tape.mask_is_ranges(); }
   /// Query rows of a kv head in a sequence; of packed sequences, on average.
   std::int64_t mean_rows() const {
     return problem.group_size * (problem.varlen ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_q);

@@ -113,7 +113,8 @@ void add_plan(Agreement& agreement, const Context& c, const problem::Problem& pr
   for (const auto& [q, kv] : c.shapes.lengths) shapes += base::join(' ', q, ':', kv);
   const std::string description =
       base::join(problem.score->text, at.sink ? " sink=" + at.sink->name() : "", " scale=", all_digits(problem.scale),
-                 " dropout=", all_digits(at.dropout_p), " offsets=", at.q_offset, ':', at.kv_offset);
+                 " dropout=", all_digits(at.dropout_p), " offsets=", at.q_offset, ':', at.kv_offset, at.checked ? " checked" : "",
+                 " determinism=", to_string(at.determinism), " strategy=", to_string(at.backward));
   agreement.add("description (score, mask, scale, dropout)", description);
   agreement.add("shapes and lengths", shapes);
   agreement.add("parameters", text_of(params));
