@@ -78,6 +78,8 @@ class FOVEAL_API Transport {
   /// Reports that this rank has failed, so that waits of the others fail at once with this text rather than at their time limit, if the
   /// network supports it. From then on every call of every rank fails.
   virtual void fail(const std::string& why) noexcept { static_cast<void>(why); }
+  /// Why its calls fail from now on, where the network does not tell the other ranks; else empty.
+  virtual std::string failure() const { return {}; }
 };
 
 /// For transports: keeps memory alive to the end of the process. After a failure, messages in flight may still access it.

@@ -20,7 +20,7 @@ R = TypeVar("R")
 _ERRORS = (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError, ArithmeticError)
 
 
-on_errors: list[Callable[[BaseException], None]] = []  # who must know when a public function ends by an error, once for each
+on_errors: list[Callable[[Exception], None]] = []  # who must know when a public function ends by an error, once for each
 is_compiling: Callable[[], bool] = lambda: False  # whether torch.compile traces this code: foveal.torch knows
 
 

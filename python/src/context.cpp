@@ -10,6 +10,7 @@
 #include "dist/agreement.h"
 #include "foveal/dist.h"
 #include "module.h"
+#include "program.h"
 
 namespace nb = nanobind;
 
@@ -71,6 +72,17 @@ class PythonTransport final : public dist::Transport {
   nb::object group_;
 };
 
+/// A call at which ranks meet. Its arguments are made before: what is wrong with them other ranks do not hear of.
+template <class Fn>
+void meet(Fn&& fn) {
+  const nb::gil_scoped_release release;
+  try {
+    fn();
+  } catch (const Error& error) {
+    throw ErrorOfAllRanks(error);
+  }
+}
+
 Stream stream_of_first(const nb::list& tensors) { return stream_of(tensors[0], view_of(tensors[0], "tensors").device); }
 
 std::vector<ParamBinding> bindings(const std::vector<Param>& params, const nb::list& arrays) {
@@ -124,6 +136,7 @@ void bind_context(nb::module_& m) {
   using dist::ContextAttention;
   nb::class_<dist::Transport>(m, "Transport", "What carries messages between ranks.")
       .def_prop_ro("name", &dist::Transport::name)
+      .def_prop_ro("failure", &dist::Transport::failure)
       .def("fail", &dist::Transport::fail, nb::arg("why"), "This rank cannot go on: every later call of every rank fails.");
   m.def(
       "python_transport",
@@ -171,20 +184,21 @@ void bind_context(nb::module_& m) {
   nb::class_<ContextAttention>(m, "ContextAttention", "One attention over tensors whose tokens are dealt to ranks.")
       .def(
           "__init__",
-          [](ContextAttention* self, std::shared_ptr<dist::Transport> transport, const Attention& attention, DType dtype,
-             const std::vector<std::int64_t>& sizes, const Lengths& lengths, const std::vector<Param>& params, const nb::list& arrays,
-             const std::string& deal, int head_groups, std::int64_t unit, std::shared_ptr<dist::ContextLayout> layout, int threads) {
+          [](ContextAttention* self, std::shared_ptr<dist::Transport> transport, const Program& program, DType dtype,
+             const std::vector<std::int64_t>& sizes, const Lengths& lengths, const nb::list& arrays, const std::string& deal,
+             int head_groups, std::int64_t unit, std::shared_ptr<dist::ContextLayout> layout, int threads) {
             dist::ContextOptions options;
-            options.deal = deal, options.head_groups = head_groups, options.unit = unit, options.plan.threads = threads;
+            options.deal = deal, options.head_groups = head_groups, options.unit = unit, options.plan = program.options();
             options.layout = std::move(layout);
-            const std::vector<ParamBinding> bound = bindings(params, arrays);
-            const nb::gil_scoped_release release;
-            new (self) ContextAttention(std::move(transport), attention, whole_shapes(dtype, sizes, lengths), bound, options);
+            if (options.plan.threads == 0) options.plan.threads = threads;
+            const std::vector<ParamBinding> bound = bindings(program.params(), arrays);
+            const dist::WholeShapes shapes = whole_shapes(dtype, sizes, lengths);
+            meet([&] { new (self) ContextAttention(std::move(transport), program.attention(), shapes, bound, options); });
           },
-          nb::arg("transport"), nb::arg("attention"), nb::arg("dtype"), nb::arg("sizes"), nb::arg("lengths"), nb::arg("params"),
-          nb::arg("arrays"), nb::arg("deal"), nb::arg("head_groups"), nb::arg("unit"), nb::arg("layout").none(), nb::arg("threads"),
+          nb::arg("transport"), nb::arg("program"), nb::arg("dtype"), nb::arg("sizes"), nb::arg("lengths"), nb::arg("arrays"),
+          nb::arg("deal"), nb::arg("head_groups"), nb::arg("unit"), nb::arg("layout").none(), nb::arg("threads"),
           "Collective. sizes: of the whole: batch, heads_q, heads_kv, seqlen, head_dim, head_dim_v; lengths: of packed sequences. layout: "
-          "with it deal,\nhead_groups and unit are its own.")
+          "with it deal,\nhead_groups and unit are its own. threads: where the program's options name none.")
       .def("q_tokens", [](const ContextAttention& c) { return c.q_tokens(); })
       .def("explain", &ContextAttention::explain)
       .def("backward_follows", &ContextAttention::backward_follows, nb::arg("trained"), nb::arg("dlse"),
@@ -198,8 +212,7 @@ void bind_context(nb::module_& m) {
             in.rng = {seed, offset, state.is_none() ? TensorView{} : view_of(state, "rng_state")};
             const ForwardOutputs out{.out = at(3), .lse = tensor(tensors, 4, false)};
             const Stream stream = stream_of_first(tensors);
-            const nb::gil_scoped_release release;
-            c.forward(in, out, stream);
+            meet([&] { c.forward(in, out, stream); });
           },
           nb::arg("tensors"), nb::arg("params"), nb::arg("arrays"), nb::arg("heads_first"), nb::arg("seed"), nb::arg("offset"),
           nb::arg("state").none(), "Collective. tensors: q, k, v, out, lse.")
@@ -214,8 +227,7 @@ void bind_context(nb::module_& m) {
             in.rng = {seed, offset, state.is_none() ? TensorView{} : view_of(state, "rng_state")};
             const BackwardOutputs out{.dq = at(7), .dk = at(8), .dv = at(9), .dparams = bindings(trained, gradients)};
             const Stream stream = stream_of_first(tensors);
-            const nb::gil_scoped_release release;
-            c.backward(in, out, stream);
+            meet([&] { c.backward(in, out, stream); });
           },
           nb::arg("tensors"), nb::arg("params"), nb::arg("arrays"), nb::arg("trained"), nb::arg("gradients"), nb::arg("heads_first"),
           nb::arg("seed"), nb::arg("offset"), nb::arg("state").none(),
@@ -227,8 +239,7 @@ void bind_context(nb::module_& m) {
         dist::Agreement agreement;
         for (const auto& [name, text] : fields) agreement.add(name.c_str(), text);
         if (refusal) agreement.refuse(std::make_exception_ptr(Error(ErrorCode::invalid_argument, *refusal)));
-        const nb::gil_scoped_release release;
-        agreement.exchange(transport);
+        meet([&] { agreement.exchange(transport); });
       },
       nb::arg("transport"), nb::arg("fields"), nb::arg("refusal").none(),
       "Collective. Throws on every rank where the texts of the fields differ, or one refuses.");

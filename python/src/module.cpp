@@ -19,16 +19,14 @@ NB_MODULE(_core, m) {
     try {
       std::rethrow_exception(p);
     } catch (const foveal::Error& e) {
-      switch (e.code()) {
-        case foveal::ErrorCode::invalid_argument:
-          PyErr_SetString(PyExc_ValueError, e.what());
-          break;
-        case foveal::ErrorCode::unsupported:
-          PyErr_SetString(PyExc_NotImplementedError, e.what());
-          break;
-        default:
-          PyErr_SetString(base.ptr(), e.what());
-      }
+      PyErr_SetString(e.code() == foveal::ErrorCode::invalid_argument ? PyExc_ValueError
+                      : e.code() == foveal::ErrorCode::unsupported    ? PyExc_NotImplementedError
+                                                                      : base.ptr(),
+                      e.what());
+      if (dynamic_cast<const foveal::python::ErrorOfAllRanks*>(&e) == nullptr) return;
+      nb::python_error raised;
+      raised.value().attr("of_all_ranks") = true;
+      raised.restore();
     }
   });
   foveal::python::bind_score(m);

@@ -30,6 +30,7 @@ class Program {
   bool heads_first() const { return heads_first_; }
   const Attention& attention() const { return attention_; }
   const std::vector<Param>& params() const { return params_; }
+  const PlanOptions& options() const { return options_; }
   std::int64_t planned() const { return planned_; }
   /// Positions of parameters that no derivative leads to: only the mask, conditions and the like read them.
   const std::vector<std::size_t>& constants() const {

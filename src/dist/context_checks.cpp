@@ -17,21 +17,25 @@
 namespace foveal::dist {
 namespace {
 
-/// A tensor of a pass. dim 0: statistics.
+enum class Like : std::uint8_t { q, k, v, out, lse };
+enum class Use : std::uint8_t { input, optional_input, output, optional_output };
+/// A tensor of a pass, and whose shape it has.
 struct ShardCheck {
   const char* name;
   const TensorView& view;
-  bool of_keys;
-  std::int64_t dim;
-  bool optional = false, output = false;
+  Like like;
+  Use use = Use::input;
 };
 
 void check_shard(const ShardCheck& check, const Context& c, Device device) {
   const TensorView& view = check.view;
-  const std::int64_t rows = (check.of_keys ? c.plan.kv : c.plan.q).tokens(c.rank());
-  const std::int64_t heads = check.of_keys ? c.shapes.heads_kv : c.shapes.heads_q;
-  const DType dtype = check.dim > 0 ? c.shapes.dtype : c.wide();
-  std::vector<std::int64_t> expected = check.dim > 0 ? std::vector{rows, heads, check.dim} : std::vector{heads, rows};
+  if ((check.use == Use::optional_input || check.use == Use::optional_output) && !view.present()) return;
+  const bool of_keys = check.like == Like::k || check.like == Like::v, statistic = check.like == Like::lse;
+  const std::int64_t rows = (of_keys ? c.plan.kv : c.plan.q).tokens(c.rank());
+  const std::int64_t heads = of_keys ? c.shapes.heads_kv : c.shapes.heads_q;
+  const std::int64_t dim = check.like == Like::q || check.like == Like::k ? c.shapes.head_dim : c.shapes.head_dim_v;
+  const DType dtype = statistic ? c.wide() : c.shapes.dtype;
+  std::vector<std::int64_t> expected = statistic ? std::vector{heads, rows} : std::vector{rows, heads, dim};
   if (!c.packed()) expected.insert(expected.begin(), c.shapes.batch);
   const bool same = view.rank == static_cast<int>(expected.size()) && view.dtype == dtype &&
                     std::equal(expected.begin(), expected.end(), view.sizes.begin());
@@ -44,7 +48,7 @@ void check_shard(const ShardCheck& check, const Context& c, Device device) {
   problem::check_reach(check.name, view);
   FOVEAL_CHECK(view.device == device, check.name, ": on another device than q");
   FOVEAL_CHECK(view.data != nullptr || view.numel() == 0, check.name, ": data is null");
-  if (!check.output || view.numel() == 0) return;
+  if (check.use == Use::input || check.use == Use::optional_input || view.numel() == 0) return;
   const problem::TensorSpec spec{.present = true, .dtype = view.dtype, .rank = view.rank, .sizes = view.sizes, .strides = view.strides};
   FOVEAL_CHECK(!problem::overlaps_itself(spec), check.name, ": strides ", base::shape_text(view.strides.data(), view.rank),
                " put two elements in one place; an output's elements must be apart");
@@ -109,7 +113,8 @@ void add_plan(Agreement& agreement, const Context& c, const problem::Problem& pr
   for (const auto& [q, kv] : c.shapes.lengths) shapes += base::join(' ', q, ':', kv);
   const std::string description =
       base::join(problem.score->text, at.sink ? " sink=" + at.sink->name() : "", " scale=", all_digits(problem.scale),
-                 " dropout=", all_digits(at.dropout_p), " offsets=", at.q_offset, ':', at.kv_offset);
+                 " dropout=", all_digits(at.dropout_p), " offsets=", at.q_offset, ':', at.kv_offset, at.checked ? " checked" : "",
+                 " determinism=", to_string(at.determinism), " strategy=", to_string(at.backward));
   agreement.add("description (score, mask, scale, dropout)", description);
   agreement.add("shapes and lengths", shapes);
   agreement.add("parameters", text_of(params));
@@ -176,28 +181,26 @@ void check_mask_data(const Context& c, const std::vector<ParamBinding>& params) 
 }
 
 void check_shards(const Context& c, const ForwardInputs& in, const ForwardOutputs& out) {
-  const std::int64_t dim = c.shapes.head_dim, dim_v = c.shapes.head_dim_v;
-  for (const ShardCheck& check : {ShardCheck{"q", in.q, false, dim},
-                                  {"k", in.k, true, dim},
-                                  {"v", in.v, true, dim_v},
-                                  {"out", out.out, false, dim_v, false, true},
-                                  {"lse", out.lse, false, 0, true, true}})
-    if (!check.optional || check.view.present()) check_shard(check, c, in.q.device);
+  for (const ShardCheck& check : {ShardCheck{"q", in.q, Like::q},
+                                  {"k", in.k, Like::k},
+                                  {"v", in.v, Like::v},
+                                  {"out", out.out, Like::out, Use::output},
+                                  {"lse", out.lse, Like::lse, Use::optional_output}})
+    check_shard(check, c, in.q.device);
   problem::check_places(in, out);
 }
 void check_shards(const Context& c, const BackwardInputs& in, const BackwardOutputs& out) {
-  const std::int64_t dim = c.shapes.head_dim, dim_v = c.shapes.head_dim_v;
-  for (const ShardCheck& check : {ShardCheck{"q", in.q, false, dim},
-                                  {"k", in.k, true, dim},
-                                  {"v", in.v, true, dim_v},
-                                  {"out", in.out, false, dim_v},
-                                  {"dout", in.dout, false, dim_v},
-                                  {"lse", in.lse, false, 0},
-                                  {"dlse", in.dlse, false, 0, true},
-                                  {"dq", out.dq, false, dim, true, true},
-                                  {"dk", out.dk, true, dim, true, true},
-                                  {"dv", out.dv, true, dim_v, true, true}})
-    if (!check.optional || check.view.present()) check_shard(check, c, in.q.device);
+  for (const ShardCheck& check : {ShardCheck{"q", in.q, Like::q},
+                                  {"k", in.k, Like::k},
+                                  {"v", in.v, Like::v},
+                                  {"out", in.out, Like::out},
+                                  {"dout", in.dout, Like::out},
+                                  {"lse", in.lse, Like::lse},
+                                  {"dlse", in.dlse, Like::lse, Use::optional_input},
+                                  {"dq", out.dq, Like::q, Use::optional_output},
+                                  {"dk", out.dk, Like::k, Use::optional_output},
+                                  {"dv", out.dv, Like::v, Use::optional_output}})
+    check_shard(check, c, in.q.device);
   problem::check_places(in, out);
 }
 

@@ -194,6 +194,10 @@ class NcclTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     end_with("rank %d failed: %s", rank_, why.c_str());
   }
+  std::string failure() const override {
+    const std::lock_guard lock(mutex_);
+    return failure_.data();
+  }
 
  private:
   struct Ticket {
@@ -267,7 +271,7 @@ class NcclTransport final : public Transport {
   const int multiprocessors_;
   Communicator communicator_ = nullptr;
   driver::StreamHandle stream_ = nullptr;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Ticket> watched_;
   std::map<std::uint64_t, driver::EventHandle> arrived_;

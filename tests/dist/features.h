@@ -35,6 +35,7 @@ inline const Feature features[] = {
     {"sink_terms",
      "bf16 h2 q66 d16 mask=\"kv_idx + 30 <= q_idx\" score=\"score + row[q_idx]\" param=\"row: real[66] f32 normal(0.5) grad\" sink=s "
      "param=\"s: real[2] f32 normal(1) grad\""},
+    {"sink_dlse", "f32 h4:2 d16 lengths=40,0,26 mask=\"causal()\" sink=s param=\"s: real[4] f32 normal(1) grad\" dlse"},
     {"dropout", "f32 b2 h4:2 q90 d16 mask=\"causal()\" dropout=0.3:42"},
     {"packed_dropout", "f32 h2 d16 lengths=50,30,9 mask=\"causal()\" dropout=0.2:7"},
     {"dlse", "f32 h2 q64 d16 mask=\"causal()\" dlse"},

@@ -152,6 +152,10 @@ TEST(Dist, RanksThatDisagreeAreToldWhereOnEveryRank) {
   const std::pair<const char*, std::function<void(Attention&, WholeShapes&, ContextOptions&)>> changes[] = {
       {"description", [](Attention& a, WholeShapes&, ContextOptions&) { a.mask = window(3); }},
       {"description", [](Attention& a, WholeShapes&, ContextOptions&) { a.scale = 0.5; }},
+      {"description", [](Attention& a, WholeShapes&, ContextOptions&) { a.checked = true; }},
+      {"description", [](Attention& a, WholeShapes&, ContextOptions&) { a.determinism = Determinism::reproducible; }},
+      {"description", [](Attention& a, WholeShapes&, ContextOptions&) { a.backward = BackwardStrategy::split; }},
+      {"description", [](Attention& a, WholeShapes&, ContextOptions&) { a.kv_offset = 1; }},
       {"shapes", [](Attention&, WholeShapes& s, ContextOptions&) { s.seqlen_q = 65; }},
       {"shapes", [](Attention&, WholeShapes& s, ContextOptions&) { s.dtype = DType::bf16; }},
       {"options", [](Attention&, WholeShapes&, ContextOptions& o) { o.unit = 64; }},

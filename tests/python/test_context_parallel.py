@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available() or not torc
 PRELUDE = """
 import os, sys
 import torch, torch.distributed as dist
-import foveal.torch as ft
+import foveal, foveal.torch as ft
 from torch.nn.attention.flex_attention import create_block_mask
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -110,6 +110,10 @@ total = x.grad.clone()
 dist.all_reduce(total)
 assert torch.equal(total, torch.ones_like(x))
 assert torch.equal(context.positions, context.shard(torch.arange(50), dim=0))
+for dtype in (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.complex64):
+    whole = torch.arange(100).reshape(50, 2).to(dtype)
+    again = context.unshard(context.shard(whole, dim=0), dim=0)
+    assert again.dtype == dtype and torch.equal(again.view(torch.uint8), whole.view(torch.uint8)), dtype
 
 model = torch.nn.Linear(8, 24)
 tokens, labels = torch.randn(1, 50, 8), torch.randn(1, 50, 8)
@@ -342,6 +346,10 @@ def test_wrong_calls_are_refused_on_every_rank():
         message(lambda: context.unshard(shards[0], -5))
         message(lambda: context.shard([1, 2]))
         message(lambda: ft.context_parallel(dist.group.WORLD, [64], seq_dim=0, head_groups=2, heads=(3, 3, 8)))
+        from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+        everywhere = DTensor.from_local(q.detach(), init_device_mesh("cpu", (2,)), [Replicate()])
+        message(lambda: context.shard(everywhere))
+        message(lambda: context.unshard(everywhere))
         torch.testing.assert_close(ft.attention(q, k, v), ft.attention(q, k, v))  # outside, tensors are whole again
         """
     )
@@ -358,6 +366,7 @@ def test_wrong_calls_are_refused_on_every_rank():
         assert "unshard: dim: -5 of a tensor [1, 32, 2, 8]; expected a dimension of it" in lines[11]
         assert lines[12] == "TypeError shard: tensor: list; expected a torch.Tensor"
         assert "head_groups: 2 with the 3 kv heads of heads=(3, 3, 8); expected a divisor of these" in lines[13]
+        assert lines[14:] == [f"TypeError {name}: tensor: a DTensor; expected a plain tensor, such as its to_local()" for name in ("shard", "unshard")]
 
 
 ERRORS = """
@@ -488,18 +497,41 @@ def test_errors_of_all_ranks_are_told_from_those_of_one():
         """
         import time
         from foveal.torch.context_transport import Departures, Refusals
-        refusals = Refusals(dist.group.WORLD, 2, 0.5, Departures(dist.group.WORLD, rank, 2))
-        assert refusals.are_of_all()
+        class Transport:
+            failure, told = "", []
+            def fail(self, why):
+                self.told.append(why)
+        transport, departures = Transport(), Departures(dist.group.WORLD, rank, 2)
+        new = lambda limit: Refusals(dist.group.WORLD, 2, limit, departures, transport)
+        refusals = new(0.5)
+        assert refusals.are_of_all(begun=False)
         if rank == 1:
-            assert not refusals.are_of_all()
+            assert not refusals.are_of_all(begun=False)
+        begin = time.monotonic()
+        # Who is in the call that this rank refuses waits for it, and is not waited for.
+        for begun in (False, True):
+            refusals = new(100.0)
+            refusals.listen(True)
+            for _ in range(3 if rank == 0 else 2 + begun):
+                refusals.begin()
+            if rank == 1:
+                assert not refusals.are_of_all(begun=begun)
+            dist.barrier()
+            assert refusals.are_of_all(begun=False)  # the next call, which both refuse
+        # A failure of one is one of all.
+        if rank == 1:
+            transport.failure = "rank 1 failed: its own reasons"
+        while rank == 0 and not transport.told and time.monotonic() - begin < 9:
+            time.sleep(0.01)
+        assert transport.told[:1] == ["rank 1 failed: its own reasons"] * (1 - rank)
+        dist.barrier()
         # Who has left the block is not waited for.
-        departures = Departures(dist.group.WORLD, rank, 2)
-        refusals = Refusals(dist.group.WORLD, 2, 100.0, departures)
+        refusals = new(100.0)
         if rank == 0:
             departures.leave(by_error=False)
         else:
-            begin = time.monotonic()
-            assert not refusals.are_of_all() and time.monotonic() - begin < 8
+            assert not refusals.are_of_all(begun=False)
+        assert time.monotonic() - begin < 9
         """
     )
 
@@ -574,6 +606,10 @@ with context:
         lambda: context.unshard(torch.zeros(32, 32), rank),
         lambda: torch.autograd.grad(right_of(shards[0]).sum(), shards[0], create_graph=rank == 1),
         lambda: ft.attention(*shards, None, "causal()", scale=0.5 + 1e-12 * rank),
+        lambda: ft.attention(*[t.to(torch.float8_e4m3fn) if rank == 1 else t for t in shards]),
+        lambda: ft.attention(*shards, lambda s, b, h, i, j: s + torch.zeros(64, device="meta" if rank == 1 else "cpu")[i]),
+        lambda: context.unshard(shards[0].to("meta") if rank == 1 else shards[0]),
+        lambda: ft.attention(*shards, options=foveal.Options(backend="nowhere" if rank == 1 else "")),
     ):
         right_of = lambda q: ft.attention(q.requires_grad_(), *shards[1:], None, "causal()")
         message(wrong)
@@ -603,12 +639,14 @@ message(new)
     )
     assert all(["late" not in out for out in outputs])
     said = [[line for line in out.splitlines() if line != "fine"] for out in outputs]
-    assert [out.splitlines()[1::2] for out in outputs] == [["fine"] * 13] * 2, outputs
+    assert [out.splitlines()[1::2] for out in outputs] == [["fine"] * 17] * 2, outputs
     for by_rank_1, words in zip(
         zip(*said),
         ("KeyError: 'a key'", "AssertionError", "MemoryError: no memory", "rank 1 has a seed of dropout", "rank 1 has attention of tensors without elements",
          "unshard: tensor: 31 tokens in dimension 1; expected this rank's 32", "differ in tensor: rank 0 has torch.float32 [] + tokens + [32]",
-         "second derivatives (create_graph=True)", "scale=0.500000000001", "rank 1: ZeroDivisionError: division by zero", "rank 1: LookupError: none",
+         "second derivatives (create_graph=True)", "scale=0.500000000001", "rank 1: context_parallel: q: dtype torch.float8_e4m3fn",
+         "Cannot copy out of meta tensor", "rank 1: unshard: tensor: on device meta", "rank 1: options.backend: there is no 'nowhere'",
+         "rank 1: ZeroDivisionError: division by zero", "rank 1: LookupError: none",
          "LookupError soon of all", "rank 1 has contiguous, unit 8"),
     ):  # fmt: skip
         assert words in by_rank_1[0], (words, by_rank_1)

@@ -14,11 +14,10 @@ from torch.autograd import forward_ad
 from .. import argument_errors
 from ..describe import Rng, program
 from ..signatures import Paged
-from . import calls, context_operators
+from . import calls, context_operators, sharded
 from .context_deal import deal_tokens
 from .context_operators import agreed_op, forward, forward_op, is_seen_below, record, unshard_op
 from .context_ranks import Ranks
-from .context_transport import known_to_all
 from .operators import signed_seeds
 from .programs import is_heads_first
 
@@ -132,6 +131,7 @@ class ContextParallel:
             raise RuntimeError("context_parallel: entered while another thread is in one; expected one thread at a time")
         self._outer.append((calls.context, self._thread))
         calls.context, self._thread = self, thread
+        self._ranks.enter()
         argument_errors.on_errors.append(self.refused)
         return self
 
@@ -143,8 +143,7 @@ class ContextParallel:
         argument_errors.on_errors.remove(self.refused)
         if isinstance(error, Exception) and not _is_told(error):
             self.refused(error)
-            known_to_all(error)  # to an outer context, too
-        self._ranks.leave(by_error=error is not None)
+        self._ranks.leave(by_error=error is not None, outermost=not self._outer)
 
     def shard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """A copy of this rank's rows of a whole tensor along dim (seq_dim by default). Differentiable."""
@@ -159,6 +158,8 @@ class ContextParallel:
         try:
             _refuse_transforms("unshard")
             dim = self._dim("unshard", tensor, dim)
+            if tensor.is_meta:
+                raise ValueError("unshard: tensor: on device meta, where a tensor has no memory to read; expected cpu or cuda")
             if tensor.shape[dim] != len(self.positions):
                 raise ValueError(f"unshard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected this rank's {len(self.positions)}")
         except (TypeError, ValueError, NotImplementedError) as error:
@@ -171,6 +172,8 @@ class ContextParallel:
         """The dimension of tokens, counted from the first."""
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: tensor: {type(tensor).__name__}; expected a torch.Tensor")
+        if sharded.is_sharded((tensor,)):
+            raise TypeError(f"{name}: tensor: a DTensor; expected a plain tensor, such as its to_local()")
         dim = self.seq_dim if dim is None else dim
         if not -tensor.dim() <= dim < tensor.dim():
             raise ValueError(f"{name}: dim: {dim} of a tensor {list(tensor.shape)}; expected a dimension of it (seq_dim= is for those that name none)")
@@ -203,21 +206,17 @@ class ContextParallel:
         _refuse_transforms("context_parallel")
         seq = 0 if self.lengths else 2 if is_heads_first(key) else 1
         self.whole_seqlens(q.shape[seq], k.shape[seq])
-        try:
-            if is_seen_below((q, k, v, *params)):
-                want = [torch.is_grad_enabled() and t.requires_grad for t in (q, k, v, *params)]
-                lengths = list(cu_seqlens or ())
-                seen: tuple[Tensor, Tensor] = forward_op(q, k, v, params, lengths, *signed_seeds(rng), rng.state, key, self._number, want)
-                return seen
-            self._ranks.check_packed(list(cu_seqlens or ()))
-            if torch.is_grad_enabled() and any([t.requires_grad for t in (q, k, v, *params)]):
-                return record(self._ranks, program(key), rng, q, k, v, *params)
-            return forward(self._ranks, program(key), rng, q, k, v, params)
-        except Exception as error:
-            error.of_all_ranks = getattr(error, "of_all_ranks", True)  # type: ignore[attr-defined]
-            raise
+        if is_seen_below((q, k, v, *params)):
+            want = [torch.is_grad_enabled() and t.requires_grad for t in (q, k, v, *params)]
+            lengths = list(cu_seqlens or ())
+            seen: tuple[Tensor, Tensor] = forward_op(q, k, v, params, lengths, *signed_seeds(rng), rng.state, key, self._number, want)
+            return seen
+        self._ranks.check_packed(list(cu_seqlens or ()))
+        if torch.is_grad_enabled() and any([t.requires_grad for t in (q, k, v, *params)]):
+            return record(self._ranks, program(key), rng, q, k, v, *params)
+        return forward(self._ranks, program(key), rng, q, k, v, params)
 
-    def refused(self, error: BaseException) -> None:
+    def refused(self, error: Exception) -> None:
         self._ranks.refused(error)
 
     def agree_on_nothing(self) -> None:

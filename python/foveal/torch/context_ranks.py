@@ -42,7 +42,7 @@ class Ranks:
         }  # fmt: skip
         _core.context_agree(self._carrier, list(fields.items()), None)
         self._departures = Departures(group, self.rank, self.size)
-        self._refusals = None if self.by_host else Refusals(group, self.size, time_limit, self._departures)
+        self._refusals = None if self.by_host else Refusals(group, self.size, time_limit, self._departures, self.transport)
         # A cotangent of lse is given on all ranks or on none, where ranks send it to each other; then zeros say nothing wrong.
         self.sends_dlse = self.by_host or (dealt.head_groups if dealt.layout is None else dealt.layout.head_groups) != 1
         self._options = dealt.deal, dealt.head_groups, dealt.unit, dealt.layout, threads
@@ -59,13 +59,14 @@ class Ranks:
 
     def tokens_on(self, device: torch.device) -> Tensor:
         """positions, on this device."""
-        return self._tokens(self.rank, device)
+        return self._on("positions", device)
 
-    def _tokens(self, rank: int, device: torch.device) -> Tensor:
-        known = self._on_devices.get((rank, device))
+    def _on(self, what: str, device: torch.device) -> Tensor:
+        known = self._on_devices.get((what, device))
         if known is None:
             with torch.inference_mode(False):
-                known = self._on_devices[(rank, device)] = self.dealt.of_ranks[rank].to(device)
+                tokens = self.positions if what == "positions" else torch.cat(self.dealt.of_ranks).argsort()
+                known = self._on_devices[(what, device)] = tokens.to(device)
         return known
 
     @contextlib.contextmanager
@@ -76,27 +77,38 @@ class Ranks:
             self.transport.fail(why)  # the ranks are no longer at the same call
             raise known_to_all(RuntimeError(why))
         try:
+            if self._refusals is not None:
+                self._refusals.begin()
             yield
         except Exception as error:
-            raise known_to_all(error)
+            self.refused(error, begun=True)  # unless it is one of the call at which ranks meet
+            raise
         finally:
             self._busy.release()
 
-    def refused(self, error: BaseException) -> None:
-        """A public function ends by an error. What all ranks were told of already is no news."""
+    def refused(self, error: Exception, *, begun: bool = False) -> None:
+        """A call ends by an error, begun: within turn(). What all ranks were told of already is no news."""
         if getattr(error, "of_all_ranks", False):
             return
-        why = str(error)
+        why = str(error).partition("\n")[0]
         if not why or not isinstance(error, (TypeError, ValueError, RuntimeError)):  # a KeyError says its key alone, an assertion nothing
             why = traceback.format_exception_only(error)[-1].strip()
         if self._refusals is None:
             self.transport.refuse(why, self._departures)
-        elif not self._refusals.are_of_all():
+        elif not self._refusals.are_of_all(begun=begun):
             self.transport.fail(why)
+        known_to_all(error)
 
-    def leave(self, *, by_error: bool) -> None:
+    def enter(self) -> None:
+        """A block begins."""
+        if self._refusals is not None:
+            self._refusals.listen(True)
+
+    def leave(self, *, by_error: bool, outermost: bool) -> None:
         """The end of a block: ranks that find this one gone do not wait for it."""
         self._departures.leave(by_error=by_error)
+        if self._refusals is not None:
+            self._refusals.listen(not outermost)
 
     def shard(self, tensor: Tensor, dim: int) -> Tensor:
         """This rank's rows of a whole tensor."""
@@ -104,16 +116,13 @@ class Ranks:
 
     def unshard(self, tensor: Tensor, dim: int) -> Tensor:
         """The whole tensor from every rank's rows."""
-        rows_first = tensor.detach().movedim(dim, 0).contiguous()
-        padded = rows_first.new_zeros((max(len(tokens) for tokens in self.dealt.of_ranks), *rows_first.shape[1:]))
-        padded[: rows_first.shape[0]] = rows_first
-        whole = rows_first.new_empty((self.dealt.seqlen, *rows_first.shape[1:]))
         with self.turn():
+            rows_first = tensor.detach().movedim(dim, 0).contiguous()
+            padded = rows_first.new_zeros((max(len(tokens) for tokens in self.dealt.of_ranks), *rows_first.shape[1:]))
+            padded[: rows_first.shape[0]] = rows_first
             of_ranks = self._all_gather(padded, f"{tensor.dtype} {list(tensor.shape[:dim])} + tokens + {list(tensor.shape[dim + 1 :])}")
-        for rank, rows in enumerate(of_ranks):
-            tokens = self._tokens(rank, whole.device)
-            whole[tokens] = rows[: len(tokens)].to(whole.device)
-        return whole.movedim(0, dim).contiguous()
+        rows = torch.cat([rows[: len(tokens)] for rows, tokens in zip(of_ranks, self.dealt.of_ranks)])
+        return rows.to(tensor.device).index_select(0, self._on("places", tensor.device)).movedim(0, dim).contiguous()
 
     def _all_gather(self, mine: Tensor, looks: str) -> list[Tensor]:
         if self.by_host:
@@ -137,19 +146,17 @@ class Ranks:
 
     def check_packed(self, cu_seqlens: Sequence[Tensor]) -> None:
         """Once for each version of each tensor: values of a GPU are waited for."""
-        for name, given in zip(("q", "kv"), cu_seqlens):
-            state = _state(given)
-            if state is not None and state == self._checked.get(name):
-                continue
-            lengths = given.cpu().diff().tolist()
-            if lengths != self.dealt.lengths:
-                error = ValueError(
-                    f"context_parallel: cu_seqlens: of {name}, sequences of {_few(lengths)} tokens; expected those of the whole, {_few(self.dealt.lengths)}"
-                )
-                error.of_all_ranks = False  # type: ignore[attr-defined]  # the others do not know
-                raise error
-            if state is not None:
-                self._checked[name] = state
+        with self.turn():
+            for name, given in zip(("q", "kv"), cu_seqlens):
+                state = _state(given)
+                if state is not None and state == self._checked.get(name):
+                    continue
+                lengths = given.cpu().diff().tolist()
+                if lengths != self.dealt.lengths:
+                    expected = f"expected those of the whole, {_few(self.dealt.lengths)}"
+                    raise ValueError(f"context_parallel: cu_seqlens: of {name}, sequences of {_few(lengths)} tokens; {expected}")
+                if state is not None:
+                    self._checked[name] = state
 
     def plan(
         self, found: Program, heads: tuple[int, int], q: Tensor, v: Tensor, params: Sequence[Tensor], want: Sequence[bool] = ()
@@ -164,11 +171,11 @@ class Ranks:
         known = None if reads is None else self.plans.get((looks, reads))
         if known is None:
             sizes = [batch, *heads, self.dealt.seqlen, q.shape[-1], v.shape[-1]]
+            if q.dtype not in _DTYPES:
+                raise ValueError(f"context_parallel: q: dtype {q.dtype}; expected torch.float64, float32, bfloat16 or float16")
             dtype = getattr(_core.DType, _DTYPES[q.dtype])
-            made = _core.ContextAttention(
-                self._carrier, found.attention, dtype, sizes, self.dealt.lengths, found.params,
-                [p.detach().cpu() for p in params], *self._options,
-            )  # fmt: skip
+            arrays = [p.detach().cpu() for p in params]
+            made = _core.ContextAttention(self._carrier, found, dtype, sizes, self.dealt.lengths, arrays, *self._options)
             if any(want):
                 made.backward_follows([param for param, wanted in zip(found.params, want[3:]) if wanted], self.sends_dlse)
             if made.q_tokens() != self.positions.tolist():

@@ -8,6 +8,7 @@ import gc
 import math
 import threading
 import time
+import weakref
 from typing import Any, NoReturn
 
 import torch
@@ -19,6 +20,7 @@ from .. import _core
 
 _LATEST = 10.0  # seconds by which ranks that refuse a call expect the others to have reached it
 _UNDER_WAY = 2.0  # seconds in which what another rank has sent arrives
+_LISTENS_EVERY = 0.2  # seconds
 
 
 def make_transport(group: Any, rank: int, size: int, time_limit: float, multiprocessors: int, engine: str) -> Any:
@@ -61,24 +63,75 @@ def _of_rank_0(group: Any, mine: bytes, device: int) -> bytes:
 
 
 class Refusals:
-    """Errors of calls by ranks whose messages go from GPU to GPU, so that these do not meet at every call. They are counted in the group's store."""
+    """Errors of calls by ranks whose messages go from GPU to GPU, so that these do not meet at every call. Ranks tell each other by the group's store,
+    in which each listens on a thread of its own while it is in a block of the context: there its call may wait for messages that will not come.
+    Calls are numbered: where ranks are in step, theirs have the same numbers."""
 
     _made: dict[str, int] = {}  # of each group: all ranks make theirs in the same order
 
-    def __init__(self, group: Any, size: int, time_limit: float, departures: Departures):
+    def __init__(self, group: Any, size: int, time_limit: float, departures: Departures, transport: Any):
         number = self._made[group.group_name] = self._made.get(group.group_name, 0) + 1
         self._store = c10d.PrefixStore(f"foveal/refusals/{group.group_name}/{number}", c10d._get_process_group_store(group))
-        self._size, self._time_limit, self._count, self._departures = size, min(time_limit, _LATEST), 0, departures
+        self._size, self._time_limit, self._departures, self._transport = size, min(time_limit, _LATEST), departures, transport
+        self._call, self._goes_on = 0, 0  # the last call of this rank, and the last that it seemed to go on with while another refused it
+        self._refused: set[int] = set()
+        self._listens, self._ends = threading.Event(), threading.Event()
+        listening = threading.Thread(target=_listen, args=(weakref.ref(self), self._listens, self._ends), daemon=True)
+        listening.start()
+        weakref.finalize(self, _end, listening, self._listens, self._ends)  # also where the process ends
 
-    def are_of_all(self) -> bool:
-        """Does every rank refuse this call, too? Then all go on. Not, unless the others do soon: they may wait for messages of this one."""
-        self._count += 1
-        begin = time.monotonic()
-        refusing: int = self._store.add(str(self._count), 1)
-        while refusing < self._size and time.monotonic() - begin < self._time_limit and not self._departures.any():
+    def begin(self) -> None:
+        """A call at which ranks meet."""
+        self._call += 1
+
+    def listen(self, listens: bool) -> None:
+        (self._listens.set if listens else self._listens.clear)()
+
+    def are_of_all(self, *, begun: bool) -> bool:
+        """Does every rank refuse this call, too? Then all go on. Not, where another goes on with it: it may wait for messages of this one. Nor
+        unless the others reach it soon. begun: the call is the last one that this rank began."""
+        self._call += not begun
+        self._refused.add(self._call)
+        name, begin = f"{self._call}", time.monotonic()
+        refusing: int = self._store.add(name, 1)
+        self._store.set("refused", name)
+        while refusing < self._size and time.monotonic() - begin < self._time_limit:
+            if self._departures.any() or self._store.check([f"{name} goes on"]):
+                break
             time.sleep(0.01)
-            refusing = self._store.add(str(self._count), 0)
+            refusing = self._store.add(name, 0)
         return refusing >= self._size
+
+    def look(self) -> None:
+        """What other ranks have told this one, and what to tell them."""
+        if failure := self._transport.failure:
+            self._store.compare_set("failure", "", failure)
+        elif self._store.check(["failure"]):
+            self._transport.fail(self._store.get("failure").decode())
+        if self._store.check(["refused"]):
+            number = int(self._store.get("refused"))
+            if number <= self._call and number not in self._refused:
+                if number == self._goes_on:  # still: this rank is not just about to refuse it, too
+                    self._store.set(f"{number} goes on", "")
+                self._goes_on = number
+
+
+def _listen(refusals: weakref.ref[Refusals], listens: threading.Event, ends: threading.Event) -> None:
+    while listens.wait() and not ends.wait(_LISTENS_EVERY):
+        known = refusals()
+        try:
+            if known is not None and listens.is_set():
+                known.look()
+        except RuntimeError:  # the process that has the store has ended
+            return
+        del known
+
+
+def _end(listening: threading.Thread, listens: threading.Event, ends: threading.Event) -> None:
+    ends.set()
+    listens.set()
+    if listening is not threading.current_thread():
+        listening.join(1.0)
 
 
 class Departures:
@@ -126,7 +179,11 @@ class HostTransport:
                 f"foveal/{group.group_name}/{number}", c10d._get_process_group_store(group)
             )
             limit = datetime.timedelta(seconds=time_limit)
-            self._group = c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", self._store), self._rank, self._size, limit)
+            try:
+                self._group = c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", self._store), self._rank, self._size, limit)
+            except RuntimeError as error:
+                why = f"rank {self._rank} waited {time_limit:g} s for all ranks to make this context"
+                raise _core.Error(f"context_parallel: {why}: {_first_line(error)}") from error
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
         self._under_way: dict[int, list[tuple[int, Any, Tensor]]] = {}

@@ -48,7 +48,7 @@ def attend(
         if what is None:
             raise NotImplementedError(
                 f"q: placed as {placement}; expected Replicate() or Shard() of the batch or the heads (dims {', '.join(map(str, dims))}): "
-                "redistribute(), or foveal.torch.context_parallel() for shards of the sequence"
+                "redistribute(), or to_local() within foveal.torch.context_parallel() for shards of the sequence"
             )
         ranks[what] *= mesh.size(axis)
         for name, t in (("q", q), ("k", k)):

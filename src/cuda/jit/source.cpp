@@ -1,6 +1,7 @@
 #include "cuda/jit/source.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -84,6 +85,13 @@ Constants& Constants::set_type(const std::string& name, const std::string& type)
 Constants& Constants::include(const std::string& file) {
   text_ += base::join("#include \"", file, "\"\n");
   return *this;
+}
+
+const char* device_type(DType dtype) {
+  static constexpr const char* names[] = {"double", "float", "foveal::device::bf16", "foveal::device::f16", "long long",
+                                          "int",    "short", "signed char",          "unsigned char",       "unsigned char"};
+  static_assert(std::size(names) == static_cast<std::size_t>(DType::boolean) + 1);
+  return names[static_cast<std::size_t>(dtype)];
 }
 
 std::string assemble(const KernelSource& source) { return Assembler(source).run(); }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/jit/struct_text.h"
+#include "foveal/tensor.h"
 
 namespace foveal::cuda::jit {
 
@@ -32,6 +33,9 @@ class Constants {
  private:
   std::string text_;
 };
+
+/// How device code calls it: "foveal::device::bf16", "int", ...
+const char* device_type(DType dtype);
 
 struct KernelSource {
   std::string stem;       ///< of device/kernels/<stem>.cuh, and the name of the extern "C" kernel in it

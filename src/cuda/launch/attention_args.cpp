@@ -50,13 +50,6 @@ device::KeyRows key_rows_of(const problem::Problem& p) {
 
 }  // namespace
 
-const char* element_type(DType dtype) {
-  static constexpr const char* names[] = {"double", "float", "foveal::device::bf16", "foveal::device::f16", "long long",
-                                          "int",    "short", "signed char",          "unsigned char",       "unsigned char"};
-  static_assert(std::size(names) == static_cast<std::size_t>(DType::boolean) + 1);
-  return names[static_cast<std::size_t>(dtype)];
-}
-
 int exact_sum_bin_bits(const problem::Problem& p) {
   const ExactSums sums = exact_sums(p);
   constexpr double most_terms = 1 << 24;                // that wide bins hold, whatever their values
@@ -94,7 +87,7 @@ jit::Constants attention_constants(const problem::Problem& p) {
   jit::Constants constants;
   constants.set_struct("kProblem", "ProblemTraits", "problem_traits.cuh", traits)
       .include("element.cuh")
-      .set_type("Element", element_type(p.dtype))
+      .set_type("Element", jit::device_type(p.dtype))
       .set_type("SeqlenIndex", p.cu_seqlens_q.dtype == DType::i64 ? "long long" : "int")
       .set_type("SeqlenKvIndex", (p.seqlens_kv.present ? p.seqlens_kv : p.cu_seqlens_kv).dtype == DType::i64 ? "long long" : "int");
   return constants;

@@ -25,8 +25,6 @@ jit::Constants attention_constants(const problem::Problem& problem);
 /// Everything but tiles, tables, workspace and gradients of parameters.
 device::AttentionArgs attention_args(const problem::Problem& problem, const problem::Buffers& buffers);
 
-const char* element_type(DType dtype);  ///< "foveal::device::bf16", "int", ...
-
 /// ExactSum's width of a bin: narrow ones take more terms and more memory.
 int exact_sum_bin_bits(const problem::Problem& problem);
 

@@ -43,7 +43,7 @@ class GatherPages : public WrappedPass {
     if (!sums()) return;
     jit::Constants list, sum;
     list.set_type("SeqlenKvIndex", lengths_type());
-    sum.set_type("Element", element_type(p_.dtype)).set_type("Wide", element_type(base::wide_type(p_.dtype)));
+    sum.set_type("Element", jit::device_type(p_.dtype)).set_type("Wide", jit::device_type(base::wide_type(p_.dtype)));
     list_uses_ = kernels_.add({.stem = "list_page_uses", .constants = list});
     sum_ = kernels_.add({.stem = "sum_pages", .constants = sum});
   }
@@ -74,7 +74,7 @@ class GatherPages : public WrappedPass {
 
  private:
   bool sums() const { return p_.dk.present || p_.dv.present; }
-  const char* lengths_type() const { return element_type(p_.seqlens_kv.dtype); }
+  const char* lengths_type() const { return jit::device_type(p_.seqlens_kv.dtype); }
 
   jit::KernelSource gather_source(const problem::TensorSpec& pool) const {
     const auto bytes = static_cast<int>(size_of(pool.dtype));

@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t most_row_ctas = 4096;
 
 const char* type_of(DType dtype) {
-  if (dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return element_type(dtype);
+  if (dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return jit::device_type(dtype);
   base::fail(ErrorCode::unsupported, "rows of ", to_string(dtype), "; expected f64, f32, bf16 or f16");
 }
 

@@ -67,7 +67,7 @@ class NarrowIndices : public WrappedPass {
       const problem::TensorSpec &from = p_.params[i].tensor, &to = narrow_.params[i].tensor;
       if (from == to) continue;
       jit::Constants constants;
-      constants.set_type("Index", element_type(from.dtype))
+      constants.set_type("Index", jit::device_type(from.dtype))
           .set_struct("kConfig", "NarrowConfig", "narrow_args.cuh",
                       device::NarrowConfig{.rank = from.rank, .together = lie_together(from)});
       narrowed_.push_back({.param = i,

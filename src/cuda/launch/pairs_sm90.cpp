@@ -47,7 +47,7 @@ jit::KernelSource pairs_sm90_source(const HopperProblem& problem, const Sm90Pair
                            .score = emit_score(p, {.pairs = true, .tiles = config.tiles, .band = !problem.mask.is_list()})};
   source.constants.set_struct("kConfig", "PairsConfig", "sm90_config.cuh", whole);
   source.constants.set_shared_bytes(config.shared_bytes(p));
-  source.constants.set_type("Gradient", element_type(p.params[static_cast<std::size_t>(read.param)].gradient.dtype));
+  source.constants.set_type("Gradient", jit::device_type(p.params[static_cast<std::size_t>(read.param)].gradient.dtype));
   return source;
 }
 

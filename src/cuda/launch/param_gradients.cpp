@@ -29,8 +29,8 @@ ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, 
     }
     gradient.offset = workspace.reserve(gradient.bytes);
     jit::KernelSource source{.stem = "param_gradient"};
-    source.constants.set_type("Gradient", element_type(target.dtype))
-        .set_type("Value", element_type(real))
+    source.constants.set_type("Gradient", jit::device_type(target.dtype))
+        .set_type("Value", jit::device_type(real))
         .set_struct("kConfig", "ParamGradientConfig", "param_gradient_args.cuh", device::ParamGradientConfig{.bin_bits = bin_bits});
     gradient.convert = kernels.add(std::move(source));
 

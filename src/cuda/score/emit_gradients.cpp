@@ -158,7 +158,7 @@ std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead)
   for (std::size_t r = 0; r < traits.size(); ++r) {
     if (!traits[r].stores) continue;
     text += base::join("template <>\nstruct ReadGradientOf<", r,
-                       "> {\n  using type = ", device_type(p.params[planned[r].facts.param].gradient.dtype), ";\n};\n");
+                       "> {\n  using type = ", jit::device_type(p.params[planned[r].facts.param].gradient.dtype), ";\n};\n");
   }
   text += "template <int r>\nusing ReadGradient = typename ReadGradientOf<r>::type;\n" + functions;
   return ahead.rows.empty() ? text : text + emit_row_reads(p, ahead.rows);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cuda/device/score/traits.cuh"
+#include "cuda/jit/source.h"
 #include "cuda/jit/struct_text.h"
 #include "cuda/score/score_emit.h"
 #include "cuda/score/score_writer.h"
@@ -46,7 +47,7 @@ template <class Fn>
 std::string element_types(const std::string& name, std::size_t count, Fn&& dtype) {
   std::string text = "template <int i>\nstruct " + name + ";\n";
   for (std::size_t i = 0; i < count; ++i)
-    text += base::join("template <>\nstruct ", name, "<", i, "> {\n  using type = ", device_type(dtype(i)), ";\n};\n");
+    text += base::join("template <>\nstruct ", name, "<", i, "> {\n  using type = ", jit::device_type(dtype(i)), ";\n};\n");
   return text;
 }
 

@@ -166,7 +166,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   if (p.has_mask() && !ahead.band) keep = Writer(p, score.mask).result(score.mask.outputs[0]);
   if (p.sink >= 0) {
     const problem::TensorSpec& tensor = p.param(p.sink).tensor;
-    sink = base::join("  return fv_load<", device_type(tensor.dtype), ">(args.param[", p.sink, "].data, head * args.param[", p.sink,
+    sink = base::join("  return fv_load<", jit::device_type(tensor.dtype), ">(args.param[", p.sink, "].data, head * args.param[", p.sink,
                       "].stride[0]);\n");
   }
   text += base::join("constexpr bool kTanhAhead = ", truth(given.tanh.has_value()), ";\n");

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "cuda/device/args.cuh"
+#include "cuda/jit/source.h"
 #include "score/bounds.h"
 #include "score/op_table.h"
 
@@ -23,13 +24,6 @@ std::string number_text(double x) {
 std::string literal(double x) { return base::join("real(", number_text(x), ")"); }
 
 }  // namespace
-
-const char* device_type(DType dtype) {
-  static constexpr const char* names[] = {"double", "float", "bf16",        "f16",           "i64",
-                                          "int",    "short", "signed char", "unsigned char", "unsigned char"};
-  static_assert(std::size(names) == static_cast<std::size_t>(DType::boolean) + 1);
-  return names[static_cast<std::size_t>(dtype)];
-}
 
 std::string Writer::body(const std::vector<ValueId>& outputs) const {
   const auto needed = forms_.needed_for(outputs);
@@ -122,7 +116,7 @@ std::string Writer::read_text(ValueId id) const {
   const auto table = std::find_if(tables.begin(), tables.end(), [&](const ReadTable& known) { return known.read == id; });
   if (table != tables.end()) return table_read_text(instr, static_cast<std::size_t>(table - tables.begin()));
   const char* load = instr.type == Type::real && !forms_.is_double(id) ? "fv_load" : "fv_load_exact";
-  const std::string text = base::join(load, "<", device_type(problem().param(instr.param).tensor.dtype), ">(args.param[", instr.param,
+  const std::string text = base::join(load, "<", jit::device_type(problem().param(instr.param).tensor.dtype), ">(args.param[", instr.param,
                                       "].data, ", offset_text(instr), ")");
   return instr.type == Type::boolean ? base::join(text, " != 0") : text;
 }

@@ -14,7 +14,6 @@
 namespace foveal::cuda {
 
 /// The type of a parameter's elements in CUDA.
-const char* device_type(DType dtype);
 
 /// Writes the instructions that some outputs need, as declarations `const int v3 = ...;`.
 class Writer {

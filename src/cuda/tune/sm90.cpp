@@ -57,6 +57,27 @@ device::PairPipelineShape pair_pipeline(const std::vector<PairTile>& tiles, int 
   return pipeline;
 }
 
+/// Of a kernel with the tiles of the backward pass.
+template <class Config>
+std::size_t bytes_of_backward(const Config& config, const problem::Problem& p, device::PairPipelineShape pairs, std::size_t table_bytes) {
+  const int block_q = config.block_q, block_kv = config.block_kv;
+  const auto shape = config.shape();
+  const device::BackwardLayout layout({.block_q = block_q,
+                                       .block_kv = block_kv,
+                                       .head_dim = static_cast<int>(p.head_dim),
+                                       .head_dim_v = static_cast<int>(p.head_dim_v),
+                                       .stages = config.stages,
+                                       .key_chunks = shape.key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
+                                       .peer_key_chunks = shape.peer_key_chunks(),
+                                       .ds_tiles = shape.ds_tiles(),
+                                       .pairs = pairs,
+                                       .line_floats = static_cast<int>(config.lines.count(block_kv, block_q)),
+                                       .read_stage_bytes = bytes_of_staged(config.staged, block_q, block_kv),
+                                       .read_bin_bytes = static_cast<int>(bytes_of_bins(config.bins)),
+                                       .table_bytes = static_cast<int>(table_bytes)});
+  return static_cast<std::size_t>(layout.bytes);
+}
+
 }  // namespace
 
 std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
@@ -81,20 +102,7 @@ std::string Sm90ForwardConfig::text() const {
 }
 
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
-  const device::BackwardLayout layout({.block_q = block_q,
-                                       .block_kv = block_kv,
-                                       .head_dim = static_cast<int>(p.head_dim),
-                                       .head_dim_v = static_cast<int>(p.head_dim_v),
-                                       .stages = stages,
-                                       .key_chunks = shape().key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
-                                       .peer_key_chunks = shape().peer_key_chunks(),
-                                       .ds_tiles = shape().ds_tiles(),
-                                       .pairs = pair_pipeline(tiles, pair_stages, block_q, block_kv),
-                                       .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
-                                       .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),
-                                       .read_bin_bytes = static_cast<int>(bytes_of_bins(bins)),
-                                       .table_bytes = static_cast<int>(bytes_of_tables(tables))});
-  return static_cast<std::size_t>(layout.bytes);
+  return bytes_of_backward(*this, p, pair_pipeline(tiles, pair_stages, block_q, block_kv), bytes_of_tables(tables));
 }
 
 std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room) {
@@ -184,22 +192,7 @@ std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p, 
   return std::nullopt;
 }
 
-std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
-  const device::BackwardLayout layout({.block_q = block_q,
-                                       .block_kv = block_kv,
-                                       .head_dim = static_cast<int>(p.head_dim),
-                                       .head_dim_v = static_cast<int>(p.head_dim_v),
-                                       .stages = stages,
-                                       .key_chunks = shape().key_chunks(device::DqSumShape(static_cast<int>(p.head_dim), block_q)),
-                                       .peer_key_chunks = shape().peer_key_chunks(),
-                                       .ds_tiles = shape().ds_tiles(),
-                                       .pairs = {},
-                                       .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
-                                       .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),
-                                       .read_bin_bytes = static_cast<int>(bytes_of_bins(bins)),
-                                       .table_bytes = 0});
-  return static_cast<std::size_t>(layout.bytes);
-}
+std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const { return bytes_of_backward(*this, p, {}, 0); }
 
 std::size_t Sm90RowsConfig::shared_bytes(const problem::Problem& p) const {
   int words = 0;
