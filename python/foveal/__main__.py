@@ -75,9 +75,7 @@ def shipped() -> str:
     folder, count, compiler, unusable = _core.shipped_kernels()
     if not unusable:
         return f"{folder}: {count}, compiled by NVRTC {compiler}"
-    if folder and not os.path.exists(folder):
-        return "none came with this build: kernels are compiled when they are first needed, and kept"
-    return f"not used, {unusable}: {folder or 'FOVEAL_KERNELS_DIR is empty'}"
+    return f"not used, {unusable}: {folder}" if folder else f"{unusable}: kernels are compiled when they are first needed, and kept"
 
 
 def versions() -> str:

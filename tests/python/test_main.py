@@ -82,4 +82,5 @@ def test_kernels_that_came_with_the_library_are_told(tmp_path):
     assert said(tmp_path) == f"kernels  {tmp_path}: 1, compiled by NVRTC 12.9 of a test"
     tmp_path.chmod(0o777)
     assert said(tmp_path) == f"kernels  not used, others may write into it: {tmp_path}"
-    assert said("") == "kernels  not used, switched off: FOVEAL_KERNELS_DIR is empty"
+    assert said("") == "kernels  FOVEAL_KERNELS_DIR is empty: kernels are compiled when they are first needed, and kept"
+    assert said(tmp_path / "typo") == f"kernels  not used, No such file or directory: {tmp_path}/typo"
