@@ -66,8 +66,10 @@ def cache() -> str:
     if not (found := _core.cache_folder()):
         return "off (FOVEAL_CACHE_DIR is empty)" if "FOVEAL_CACHE_DIR" in os.environ else "none (no absolute path in XDG_CACHE_HOME or HOME)"
     folder = pathlib.Path(found)
-    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-    return f"{folder}: {len(files)} files, {sum(path.stat().st_size for path in files) / 2**20:.1f} MiB"
+    if os.path.lexists(folder) and (why := _core.cache_unusable()):  # which would make one
+        return f"not used, {why}: {folder}"
+    sizes = [path.stat().st_size for path in folder.glob("*.kernel")]
+    return f"{folder}: {len(sizes)} kernels, {sum(sizes) / 2**20:.1f} MiB"
 
 
 def shipped() -> str:
