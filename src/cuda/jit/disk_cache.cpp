@@ -27,8 +27,8 @@ constexpr std::int64_t cache_limit = std::int64_t{1} << 30;  ///< bytes
 std::mutex folder_mutex;
 std::optional<std::string> chosen_folder;
 
-/// The folder, when nobody else can have written into it: a directory and no link, the user's own, whose mode lets nobody else write. Kernels
-/// of it run with the user's rights. It may be any folder of the user's, and stays as it is. `why`: what is wrong with it.
+/// The folder, when nobody else can have written into it: a directory and no link, the user's own, whose mode lets nobody else write.
+/// Kernels of it run with the user's rights. It may be any folder of the user's, and stays as it is. `why`: what is wrong with it.
 File open_folder(bool make, std::string* why = nullptr) {
   const auto refuse = [why](const std::string& reason) {
     if (why) *why = reason;
