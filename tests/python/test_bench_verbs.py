@@ -505,8 +505,8 @@ def test_fuzzing_writes_rows(tmp_path, seconds, finding):
 
 # Files from before rows had to have these fields.
 OLD = {
-    "commit": {"errors-cpu", "fuzz", "h200-far-backward", "h200-far-forward", "h200-reads", "h200-schedules", "h200-strange", "programs"},
-    "command": {"errors-cpu", "first-call", "fuzz", "h200-schedules", "programs"},
+    "commit": {"errors-cpu", "fuzz", "h200-far-backward", "h200-far-forward", "h200-reads", "h200-schedules", "h200-strange"},
+    "command": {"errors-cpu", "first-call", "fuzz", "h200-schedules"},
 }
 
 
