@@ -20,7 +20,7 @@ void list_shipped() {
   if (shipped.usable()) {
     fmt::print("shipped: {}: {} kernels, compiled by NVRTC {}\n", shipped.folder, shipped.count, shipped.compiler);
   } else {
-    fmt::print("shipped: not used, {}: {}\n", shipped.unusable, shipped.folder.empty() ? "FOVEAL_KERNELS_DIR is empty" : shipped.folder);
+    fmt::print("shipped: {}\n", shipped.folder.empty() ? shipped.unusable : "not used, " + shipped.unusable + ": " + shipped.folder);
   }
 }
 

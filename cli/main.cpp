@@ -22,6 +22,19 @@ void refuse_empty_texts(CLI::App& app) {
   for (CLI::App* subcommand : app.get_subcommands({})) refuse_empty_texts(*subcommand);
 }
 
+/// Of the innermost command that was named.
+void complain_of_words(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* named = &app;
+  std::string path = app.get_name();
+  for (; !named->get_subcommands().empty(); path += " " + named->get_name()) named = named->get_subcommands().front();
+  const std::vector<std::string> words = named->remaining();
+  if (named->get_require_subcommand_min() > 0 && !words.empty())
+    complain("'" + words.front() + "' is no " + (words.front().starts_with('-') ? "option" : "subcommand") + "; `" + path +
+             " --help` lists them");
+  else
+    app.exit(error);
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Exact fused attention, forward and backward, with scores and masks that you program and train.", "foveal");
   app.require_subcommand(1);
@@ -45,10 +58,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& asked_for_help) {
     return app.exit(asked_for_help);
   } catch (const CLI::ParseError& error) {
-    if (app.get_subcommands().empty() && !app.remaining().empty())
-      complain("'" + app.remaining().front() + "' is no subcommand; `foveal --help` lists them");
-    else
-      app.exit(error);
+    complain_of_words(app, error);
     return exit_usage;
   } catch (const Exit& end) {
     return end.code;

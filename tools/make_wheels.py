@@ -34,6 +34,8 @@ assert not [name for name in top if name == "foveal_bench"], top
 folder, count, compiler, unusable = foveal._core.shipped_kernels()
 assert folder == str(package / "foveal-kernels") and count > 50 and compiler and not unusable, (folder, count, compiler, unusable)
 assert (package / "py.typed").exists() and (package / "_core.pyi").exists()
+licenses = {path.name for path in next(package.parent.glob("foveal-*.dist-info")).joinpath("licenses").rglob("*") if path.is_file()}
+assert licenses == {"LICENSE", "nanobind.txt", "robin-map.txt", "gcc-runtime.txt"}, licenses
 assert foveal.check("backward f32 b1 h4:2 q70 d32 mask='causal()' score='score + b[head]' param='b: real[4] grad'".replace("'", '"')).passed
 print("works:", foveal.__version__, "on Python", sys.version.split()[0])
 """

@@ -122,6 +122,8 @@ def main(options: argparse.Namespace) -> None:
         report = text if REPORTS[options.suite] in _TABLES else json.loads(text)
         of_gpu = options.suite in ("first-call-gpu", "programs-gpu") or (isinstance(report, dict) and "programs" in report and options.suite in ("errors", "soak"))
         origin = machine.describe("cuda" if of_gpu else "cpu")
+        if isinstance(report, dict) and "device" in report:
+            origin["machine"] = report["device"]  # which need not be here
         if options.made_by:
             origin["command"] = options.made_by
         if options.emulated:

@@ -66,8 +66,10 @@ def cache() -> str:
     if not (found := _core.cache_folder()):
         return "off (FOVEAL_CACHE_DIR is empty)" if "FOVEAL_CACHE_DIR" in os.environ else "none (no absolute path in XDG_CACHE_HOME or HOME)"
     folder = pathlib.Path(found)
-    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-    return f"{folder}: {len(files)} files, {sum(path.stat().st_size for path in files) / 2**20:.1f} MiB"
+    if os.path.lexists(folder) and (why := _core.cache_unusable()):  # which would make one
+        return f"not used, {why}: {folder}"
+    sizes = [path.stat().st_size for path in folder.glob("*.kernel")]
+    return f"{folder}: {len(sizes)} kernels, {sum(sizes) / 2**20:.1f} MiB"
 
 
 def shipped() -> str:
@@ -75,9 +77,7 @@ def shipped() -> str:
     folder, count, compiler, unusable = _core.shipped_kernels()
     if not unusable:
         return f"{folder}: {count}, compiled by NVRTC {compiler}"
-    if folder and not os.path.exists(folder):
-        return "none came with this build: kernels are compiled when they are first needed, and kept"
-    return f"not used, {unusable}: {folder or 'FOVEAL_KERNELS_DIR is empty'}"
+    return f"not used, {unusable}: {folder}" if folder else f"{unusable}: kernels are compiled when they are first needed, and kept"
 
 
 def versions() -> str:

@@ -213,10 +213,18 @@ def _made(key: str, description: Description, options: Sequence[Any], heads_firs
     return made
 
 
-def bind(description: Description, options: Options, heads_first: bool = False) -> Bound:
+def checked(options: Options) -> Options:
+    """Each field of its declared type."""
     if not isinstance(options, Options):
         raise TypeError(f"attention: options: found {_found(options)}; expected foveal.Options(...)")
-    how = (options.backend, options.target, _integer("options.threads", options.threads), options.exclude), heads_first
+    for name in ("backend", "target", "exclude"):
+        if not isinstance(getattr(options, name), str):
+            raise TypeError(f"attention: options.{name}: found {_found(getattr(options, name))}; expected text")
+    return Options(str(options.backend), str(options.target), _integer("options.threads", options.threads), str(options.exclude))
+
+
+def bind(description: Description, options: Options, heads_first: bool = False) -> Bound:
+    how = tuple(checked(options)), heads_first
     key = f"{description.text}{SEPARATOR}{how!r}"
     found = program(key) if key in _programs else _made(key, description, options, heads_first)
     return Bound(found, tuple(param.name for param in description.params), list(description.arrays))

@@ -59,5 +59,8 @@ def _planned(call: _core.Call, seconds: float) -> None:
 
 
 _core.on_plan(_planned)
-if os.environ.get("FOVEAL_LOG"):
-    enable(*[topic.strip() for topic in os.environ["FOVEAL_LOG"].split(",") if topic.strip()])
+if named := [topic.strip() for topic in os.environ.get("FOVEAL_LOG", "").split(",") if topic.strip()]:
+    try:
+        enable(*named)
+    except ValueError as error:
+        raise ValueError(str(error).replace("logging.enable", "FOVEAL_LOG")) from None

@@ -255,6 +255,10 @@ def check(
     The reference visits every pair: keep the sizes small. Returns a Report, true when everything passed. Raises as attention() does.
     """
     if isinstance(q, str):
+        others = {"k": k, "v": v, "score_mod": score_mod, "mask": mask, "dout": dout, "dlse": dlse, "gradients": gradients or None, **arguments}
+        for name, given in others.items():
+            if given is not None:
+                raise TypeError(f"{name}: given beside a problem line, which says everything about the call; expected the line alone")
         arrays.check_ascii("problem line", q)
         return Report(**_core.check_line(q))
     if k is None or v is None:

@@ -295,6 +295,7 @@ void bind_attention(nb::module_& m) {
       },
       "(folder, how many, the NVRTC that compiled them, why they are not used or \"\"): GPU kernels that came with the library.");
   m.def("cache_folder", &cuda::jit::cache_folder, "Where compiled GPU kernels are kept, \"\": nowhere.");
+  m.def("cache_unusable", &cuda::jit::cache_unusable, "Why that folder is not used, \"\": it is. Makes it where there is none.");
 }
 
 }  // namespace foveal::python

@@ -62,7 +62,8 @@ using Numbers = std::vector<double>;
 using Params = std::vector<Param>;
 
 std::int64_t whole(double value, const char* what) {
-  FOVEAL_CHECK(value == std::trunc(value) && std::abs(value) <= 2147483647.0, what, " is ", value, "; expected an integer");
+  FOVEAL_CHECK(value == std::trunc(value) && std::abs(value) <= 2147483647.0, what, " is ", value,
+               "; expected an integer of at most 2147483647");
   return static_cast<std::int64_t>(value);
 }
 

@@ -1,6 +1,7 @@
 // Checks a call, except its data, and brings it into normal form.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/check.h"
 #include "base/dtype.h"
@@ -115,6 +116,9 @@ void check_limits(const Problem& p) {
   FOVEAL_CHECK(rows <= most_elements / dims, "max_seqlen_q, max_seqlen_kv: sequences of ", rows, " times head_dim ", dims,
                "; expected at most 2^48");
   FOVEAL_CHECK(std::isfinite(p.scale), "scale: ", p.scale, "; expected a finite number");
+  // Scores are of this type, and infinity times 0 is none.
+  FOVEAL_CHECK(base::wide_type(p.dtype) == DType::f64 || std::abs(p.scale) <= std::numeric_limits<float>::max(), "scale: ", p.scale,
+               "; expected at most ", std::numeric_limits<float>::max(), " for ", to_string(p.dtype), ", whose scores are f32");
   FOVEAL_CHECK(a.dropout_p >= 0 && a.dropout_p < 1, "dropout_p: ", a.dropout_p, "; expected 0 <= p < 1");
 }
 

@@ -76,7 +76,20 @@ TEST_F(Command, SaysItsVersion) {
   EXPECT_EQ(ran.out, std::string("foveal ") + foveal_version() + "\n");
 }
 
-TEST_F(Command, NamesWhatIsNoSubcommand) { EXPECT_NE(run("chekc 'forward f32'").err.find("'chekc' is no subcommand"), std::string::npos); }
+TEST_F(Command, NamesWhatIsNoSubcommand) {
+  EXPECT_NE(run("chekc 'forward f32'").err.find("'chekc' is no subcommand; `foveal --help` lists them"), std::string::npos);
+  EXPECT_NE(run("--verison").err.find("'--verison' is no option; `foveal --help` lists them"), std::string::npos);
+  EXPECT_NE(run("cache lsit").err.find("'lsit' is no subcommand; `foveal cache --help` lists them"), std::string::npos)
+      << run("cache lsit").err;
+}
+
+TEST_F(Command, SaysWhyNoKernelsThatCameWithItAreUsed) {
+  EXPECT_NE(run_with("FOVEAL_CACHE_DIR= FOVEAL_KERNELS_DIR=", "cache list").out.find("shipped: FOVEAL_KERNELS_DIR is empty\n"),
+            std::string::npos);
+  EXPECT_NE(run_with("FOVEAL_CACHE_DIR= FOVEAL_KERNELS_DIR=/nowhere", "cache list")
+                .out.find("shipped: not used, No such file or directory: /nowhere\n"),
+            std::string::npos);
+}
 
 TEST_F(Command, NamesTheProblemInTheLinesOwnDtype) {
   EXPECT_NE(run("check 'forward bf16 h3:2 q4 d8'").err.find("[forward bf16 b1 h3:2 q4 d8]"), std::string::npos);

@@ -6,7 +6,7 @@
 
 #include "cpu/param_grad_plan.h"
 #if defined(__linux__)
-#include <sys/mman.h>
+#include "cpu/sparse_memory.h"
 #endif
 
 #include <cmath>
@@ -698,21 +698,10 @@ TEST(ParamGradPlans, CopyWhatPartitionsShare) {
 #if defined(__linux__)
 // ---- more than 2^31 elements ----
 
-/// Zeros that take no memory until they are touched.
-struct Sparse {
-  explicit Sparse(std::size_t bytes)
-      : bytes(bytes), data(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
-  ~Sparse() {
-    if (data != MAP_FAILED) munmap(data, bytes);
-  }
-  std::size_t bytes;
-  void* data;
-};
-
 TEST(TapeAddresses, ReachBeyondTwoToTheThirtyOneElements) {
   constexpr std::int64_t rows = 65536, columns = 40000, first_row = rows - 20, first_column = columns - 33;
-  const Sparse values(rows * columns * 4), sums(rows * columns * 4);
-  if (values.data == MAP_FAILED || sums.data == MAP_FAILED) GTEST_SKIP() << "no address space";
+  const test::SparseMemory values(rows * columns * 4), sums(rows * columns * 4);
+  if (!values.there() || !sums.there()) GTEST_SKIP() << "no address space";
   using namespace symbols;
   const Param bias("bias", {rows, columns});
   Attention attention{.score_mod = score + bias(q_idx + first_row, kv_idx + first_column)};
@@ -725,8 +714,8 @@ TEST(TapeAddresses, ReachBeyondTwoToTheThirtyOneElements) {
     in.q = in.out = in.dout = out.dq = shape;
     in.k = in.v = out.dk = out.dv = keys;
     in.lse = TensorView(nullptr, DType::f32, {1, 1, 20});
-    in.params = {{bias, TensorView(values.data, DType::f32, {rows, columns})}};
-    out.dparams = {{bias, TensorView(sums.data, DType::f32, {rows, columns})}};
+    in.params = {{bias, TensorView(values.data(), DType::f32, {rows, columns})}};
+    out.dparams = {{bias, TensorView(sums.data(), DType::f32, {rows, columns})}};
     const problem::Problem problem = problem::make_problem(a, in, out);
     for (const std::string& target : tape_targets()) {
       const Tape tape(problem, target);
@@ -738,8 +727,8 @@ TEST(TapeAddresses, ReachBeyondTwoToTheThirtyOneElements) {
       for (int i = 0; i < 32; ++i) q_idx[static_cast<std::size_t>(i)] = std::min(i, 19);
       frame.head = head.data();
       frame.q_idx = q_idx.data();
-      auto* element = static_cast<float*>(values.data);
-      auto* sum = static_cast<float*>(sums.data);
+      auto* element = static_cast<float*>(values.data());
+      auto* sum = static_cast<float*>(sums.data());
       const auto place = [&](int q, int kv) { return (first_row + q) * columns + first_column + kv; };
       for (int q = 0; q < 20; ++q)
         for (int kv = 0; kv < 33; ++kv) {

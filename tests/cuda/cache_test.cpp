@@ -170,7 +170,7 @@ TEST_F(Cache, NobodyWaitsForAProcessThatDiedNorForOneThatNeverEnds) {
     if (dies) {
       kill(child, SIGKILL);
       result_of(child);
-      EXPECT_TRUE(std::filesystem::exists(folder_ / "k1.lock"));
+      EXPECT_TRUE(std::filesystem::exists(folder_ / "k1.kernel.lock"));
       EXPECT_LT(seconds_of([] { CompileTurn("k1", std::chrono::minutes(1)); }), 20);
     } else {
       const double waited = seconds_of([] { CompileTurn("k1", std::chrono::milliseconds(300)); });
@@ -213,10 +213,24 @@ TEST_F(Cache, IsPrivate) {
   ASSERT_EQ(stat(file("k1").c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600u);
   EXPECT_EQ(cache_unusable(), "");
-  chmod(folder_.c_str(), 0755);  // as earlier versions made it: nobody else could write
+}
+
+TEST_F(Cache, MayBeAnyFolderOfTheUsersWhichStaysAsItIs) {
+  std::filesystem::create_directory(folder_);
+  chmod(folder_.c_str(), 0755);
+  constexpr const char* others[] = {"poetry.lock", "main.cu", "kernel.cu", "page.tmp", "kernel.1.2.tmp"};
+  for (const char* name : others) {
+    std::ofstream(folder_ / name) << "of the user";
+    std::filesystem::last_write_time(folder_ / name, std::filesystem::file_time_type::clock::now() - std::chrono::hours(1000));
+  }
+  for (int i = 0; i < 65; ++i) cache_write(image_of("k1"));  // old files are looked for at every 64th
   EXPECT_TRUE(cache_read("k1"));
+  EXPECT_NE(cache_keep("stem.0123", "text"), "");
+  EXPECT_EQ(cache_clear(), 2);
+  struct stat status {};
   ASSERT_EQ(stat(folder_.c_str(), &status), 0);
-  EXPECT_EQ(status.st_mode & 0777, 0700u);
+  EXPECT_EQ(status.st_mode & 0777, 0755u);
+  for (const char* name : others) EXPECT_TRUE(std::filesystem::exists(folder_ / name)) << name;
 }
 
 TEST_F(Cache, RefusesAFolderThatOthersCouldHaveWritten) {

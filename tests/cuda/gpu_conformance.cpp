@@ -166,6 +166,18 @@ std::vector<problem::Line> catalogue_lines(const std::vector<std::string>& dtype
   return lines;
 }
 
+/// Random programs. Some cannot be written: an integer divided by the constant 0, for one.
+std::vector<problem::Line> program_lines(int first_seed, int count) {
+  std::vector<problem::Line> lines;
+  for (int i = 0; i < count; ++i) {
+    try {
+      lines.push_back(test::random_program(static_cast<unsigned>(first_seed + i)));
+    } catch (const Error&) {
+    }
+  }
+  return lines;
+}
+
 /// On several threads: the reference on the CPU is the long part.
 void check_all(const Options& options, std::vector<problem::Line> lines, Report& report) {
   for (problem::Line& line : catalogue_lines(options.catalogue)) lines.push_back(std::move(line));
@@ -174,7 +186,7 @@ void check_all(const Options& options, std::vector<problem::Line> lines, Report&
     lines.push_back(problem::random_line(random));
   }
   const std::size_t first_program = lines.size();
-  for (int i = 0; i < options.programs; ++i) lines.push_back(test::random_program(static_cast<unsigned>(options.seed + i)));
+  for (problem::Line& line : program_lines(options.seed, options.programs)) lines.push_back(std::move(line));
   lines = on_gpu(std::move(lines), options.target);
   FOVEAL_CHECK(!lines.empty(), "no problem lines: FILE has none, nor do the options ask for some");
   report.begin(lines);

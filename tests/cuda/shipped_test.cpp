@@ -62,10 +62,13 @@ TEST_F(Shipped, AreFound) {
 
 TEST_F(Shipped, MayBeNone) {
   jit::set_shipped_folder("");
-  EXPECT_EQ(shipped_kernels().unusable, "switched off");
+  EXPECT_EQ(shipped_kernels().unusable, "FOVEAL_KERNELS_DIR is empty");
   EXPECT_FALSE(shipped_read("k1"));
   jit::set_shipped_folder((own_.path() / "nothing").string());
   EXPECT_NE(shipped_kernels().unusable.find("No such file"), std::string::npos) << shipped_kernels().unusable;
+  jit::set_shipped_folder((own_.path() / "nothing").string(), library_.string());
+  EXPECT_EQ(shipped_kernels().folder, "");
+  EXPECT_EQ(shipped_kernels().unusable, "none came with this build");
   std::filesystem::remove(folder_ / "compiler");
   EXPECT_NE(named().unusable.find("compiler"), std::string::npos) << named().unusable;
   EXPECT_FALSE(shipped_read("k1"));

@@ -189,6 +189,8 @@ const std::vector<Row> rows{
     {"DropoutNan", [](Calls& c) { c.attention.dropout_p = std::nan(""), c.forward(); }, "dropout_p: nan; expected 0 <= p < 1"},
     {"ScaleInfinite", [](Calls& c) { c.attention.scale = std::numeric_limits<double>::infinity(), c.forward(); },
      "scale: inf; expected a finite number"},
+    {"ScaleBeyondFloats", [](Calls& c) { c.attention.scale = -1e39, c.forward(); },
+     "scale: -1e+39; expected at most 3.40282e+38 for f32, whose scores are f32"},
     {"OffsetNegative", [](Calls& c) { c.attention.q_offset = -1, c.forward(); }, "q_offset: -1; expected 0 or more"},
     {"OffsetTooFar", [](Calls& c) { c.attention.kv_offset = 2147483645, c.forward(); },
      "k: last position 2147483645 + 6; expected at most 2147483647"},

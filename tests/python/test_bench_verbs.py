@@ -436,10 +436,12 @@ def test_keep(tmp_path):
     errors = {"first_seed": 1, "problems": 2, "checks": 3, "refused": 4, "failures": 0, "seconds": 5, "worst": 0.5, "worst_line": "x",
               "rows": [{"dtype": "f32", "target": "avx2", "output": "dq", "tensors": 6, "median": 0.1, "p999": 0.2, "worst": 0.3}]}  # fmt: skip
     programs = {"first_seed": 1, "programs": 2, "seconds": 3, "findings": 0, "compared": {"value": 7}}
-    first = {"problem": "bf16 b4", "context_ms": 1.5, "second_both_ms": 2.5, "kernels_on_disk_before": 0, "kernels_shipped": 96, "nvrtc": "13.0"}
+    first = {"problem": "bf16 b4", "context_ms": 1.5, "second_both_ms": 2.5, "kernels_on_disk_before": 0, "kernels_shipped": 96, "nvrtc": "13.0", "device": "H9"}
+    random = {"command": ["check", "--programs", "2", "--seed", "5"], "device": "H9", "check": {"results": [
+        {"line": "forward bf16 q4", "status": "pass", "kernel": "cuda.sm90.bf16.forward"}, {"line": "forward bf16 q5", "status": "not run"}]}}  # fmt: skip
     soak = {"first_seed": 1, "minutes": 15.0, "problems": 9, "steps": 27, "memory_judged": True, "compared": 3, "changed": 0, "programs": 2, "kernels": 5, "refused_problems": 1,
             **{f"{where}{when}_mb": 1.5 for where in ("", "device_") for when in ("first", "least", "most", "last")}}  # fmt: skip
-    for suite, report in (("checks", lines), ("errors", errors), ("programs", programs), ("soak", soak), ("first-call-gpu", first)):
+    for suite, report in (("checks", lines), ("errors", errors), ("programs", programs), ("soak", soak), ("first-call-gpu", first), ("programs-gpu", random)):
         (tmp_path / "report.json").write_text(json.dumps(report))
         main(["keep", suite, str(tmp_path / "report.json"), "--made-by", f"make {suite}", f"--output={tmp_path}/kept.jsonl"])
     rows = {(row["suite"], row["case"]): row for row in read(tmp_path / "kept.jsonl")}
@@ -449,6 +451,8 @@ def test_keep(tmp_path):
     assert rows["checks", "bf16 refused: make checks"]["refusals"] == 1
     assert rows["errors", "f32 avx2 dq"]["p999"] == 0.2 and rows["errors", "all"]["refusals"] == 4 and rows["programs", "all"]["counts"] == {"value": 7}
     assert rows["soak", "all"]["device_most_mb"] == 1.5 and rows["soak", "all"]["refused_problems"] == 1
+    assert rows["programs-gpu", "bf16 sm90"]["counts"] == {"pass": 1} and rows["programs-gpu", "bf16 sm90"]["first_seed"] == 5
+    assert {row["machine"] for (suite, _), row in rows.items() if suite in ("first-call-gpu", "programs-gpu")} == {"H9"}
     assert rows["first-call-gpu", "bf16 b4"]["phases_ms"] == {"context": 1.5, "second_both": 2.5}
 
 
@@ -501,8 +505,8 @@ def test_fuzzing_writes_rows(tmp_path, seconds, finding):
 
 # Files from before rows had to have these fields.
 OLD = {
-    "commit": {"errors-cpu", "fuzz", "h200-far-backward", "h200-far-forward", "h200-reads", "h200-schedules", "h200-strange", "programs"},
-    "command": {"errors-cpu", "first-call", "fuzz", "h200-schedules", "programs"},
+    "commit": {"errors-cpu", "fuzz", "h200-far-backward", "h200-far-forward", "h200-reads", "h200-schedules", "h200-strange"},
+    "command": {"errors-cpu", "first-call", "fuzz", "h200-schedules"},
 }
 
 

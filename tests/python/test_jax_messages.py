@@ -81,6 +81,8 @@ WRONG = {
     "params": (lambda: attention(q, k, v, "score + b[q_idx]", params=[1]), "foveal.jax.attention: params: found list; expected a dict"),
     "a number as parameter": (lambda: attention(q, k, v, "score + b[q_idx]", params={"b": 1.0}), "params.*found float"),
     "a number as sink": (lambda: attention(q, k, v, sink=1.0), "foveal.jax.attention: sink: found float"),
+    "words for threads": (lambda: attention(q, k, v, options=foveal.Options(threads="2")), "foveal.jax.attention: options.threads: found str '2'; expected an integer"),
+    "a number as target": (lambda: attention(q, k, v, options=foveal.Options(target=3)), "foveal.jax.attention: options.target: found int 3; expected text"),
     "options": (lambda: attention(q, k, v, options={}), "foveal.jax.attention: options: found dict"),
     "an array that tracing cannot see": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + HOLDER.table[i]), "foveal.jax.attention: score_mod: a symbol indexes"),
     "a deleted array": (lambda: attention(q, k, v, "score + b[q_idx, kv_idx]", params={"b": deleted()}),

@@ -45,11 +45,11 @@ def test_routes_are_said(caplog):
 
 def test_the_environment_switches_topics_on():
     code = "import numpy as np, foveal; q = np.zeros((1, 3, 1, 4), np.float32); foveal.attention(q, q, q)"
-    for topics, wanted in (("plan", ["foveal.plan"]), ("plan, compile", ["foveal.compile", "foveal.plan"]), ("", [])):
+    for topics, wanted in (("plan", ["foveal.plan"]), ("plan, compile", ["foveal.compile", "foveal.plan"]), ("", []), (",", [])):
         said = subprocess.run([sys.executable, "-c", code], env={**os.environ, "FOVEAL_LOG": topics}, capture_output=True, text=True, check=True).stderr
         assert sorted(line.split(":")[0] for line in said.splitlines()) == wanted
     wrong = subprocess.run([sys.executable, "-c", code], env={**os.environ, "FOVEAL_LOG": "plans"}, capture_output=True, text=True)
-    assert "topic 'plans'; expected some of plan, compile, route" in wrong.stderr
+    assert "FOVEAL_LOG: topic 'plans'; expected some of plan, compile, route" in wrong.stderr
 
 
 def test_enable_and_disable(capsys):

@@ -62,11 +62,17 @@ def test_the_cache_is_where_the_library_has_it(tmp_path):
         return subprocess.run(command, env={**other, **variables}, capture_output=True, text=True, check=True).stdout
 
     home, shared, own = str(tmp_path), str(tmp_path / "xdg"), str(tmp_path / "own")
-    assert said(HOME=home).startswith(f"{home}/.cache/foveal: 0 files")
-    assert said(HOME=home, XDG_CACHE_HOME=shared).startswith(f"{shared}/foveal: 0 files")
-    assert said(HOME=home, XDG_CACHE_HOME="relative").startswith(f"{home}/.cache/foveal: 0 files")
-    assert said(HOME=home, XDG_CACHE_HOME=shared, FOVEAL_CACHE_DIR=own).startswith(f"{own}: 0 files")
+    assert said(HOME=home).startswith(f"{home}/.cache/foveal: 0 kernels, 0.0 MiB")
+    assert said(HOME=home, XDG_CACHE_HOME=shared).startswith(f"{shared}/foveal: 0 kernels, 0.0 MiB")
+    assert said(HOME=home, XDG_CACHE_HOME="relative").startswith(f"{home}/.cache/foveal: 0 kernels, 0.0 MiB")
+    assert said(HOME=home, XDG_CACHE_HOME=shared, FOVEAL_CACHE_DIR=own).startswith(f"{own}: 0 kernels, 0.0 MiB")
     assert said(HOME=home, FOVEAL_CACHE_DIR="").startswith("off")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "a.kernel").write_bytes(bytes(2**20))
+    (tmp_path / "own" / "of the user").write_text("")
+    assert said(FOVEAL_CACHE_DIR=own) == f"{own}: 1 kernels, 1.0 MiB\n"
+    (tmp_path / "own").chmod(0o777)
+    assert said(FOVEAL_CACHE_DIR=own) == f"not used, others may write into it; expected a mode such as 0700: {own}\n"
     assert said(XDG_CACHE_HOME="relative").startswith("none") and said(HOME="relative").startswith("none")
 
 
@@ -82,4 +88,5 @@ def test_kernels_that_came_with_the_library_are_told(tmp_path):
     assert said(tmp_path) == f"kernels  {tmp_path}: 1, compiled by NVRTC 12.9 of a test"
     tmp_path.chmod(0o777)
     assert said(tmp_path) == f"kernels  not used, others may write into it: {tmp_path}"
-    assert said("") == "kernels  not used, switched off: FOVEAL_KERNELS_DIR is empty"
+    assert said("") == "kernels  FOVEAL_KERNELS_DIR is empty: kernels are compiled when they are first needed, and kept"
+    assert said(tmp_path / "typo") == f"kernels  not used, No such file or directory: {tmp_path}/typo"

@@ -66,8 +66,7 @@ def _find(what: What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...
     key = (what, pass_, *map(tuple, looks))
     found = planned.get(key)
     if found is None:
-        options = what.options
-        how = (pass_.name, what.cuda, what.max_seqlens, (options.backend, options.target, int(options.threads), options.exclude), *looks)
+        how = (pass_.name, what.cuda, what.max_seqlens, tuple(what.options), *looks)
         text = f"{what.described.text}{SEPARATOR}{how!r}"
         found = planned[key] = (text, _plan(text, what.described))
         while len(planned) > MAX_PLANNED:

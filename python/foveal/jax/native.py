@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .. import arrays
 from ..argument_errors import public
-from ..describe import Description, describe, wanted_gradients
+from ..describe import Description, checked, describe, wanted_gradients
 from ..signatures import BACKWARD_ROLES, Arguments, Mask, Options, ScoreMod, check_flags, check_names, tokens
 from . import passes
 from .foreign import Described, What
@@ -123,8 +123,7 @@ def backward(
 
 def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, int], options: Options, arguments: dict[str, Any]) -> Any:
     """(what to do, the arrays of its parameters, their names)."""
-    if not isinstance(options, Options):
-        raise TypeError(f"attention: options: found {type(options).__name__} {options!r}; expected foveal.Options(...)")
+    options = checked(options)
     scale = arguments.get("scale")
     traced = scale if isinstance(scale, jax.Array) else None
     description = describe(score_mod, mask, tracer=JaxTracer.like(q.dtype), **{**arguments, "scale": scale if traced is None else 1.0})

@@ -56,7 +56,7 @@ Image compile_now(const KernelSource& source, const std::string& text, const std
   const bool ptx = source.arch.rfind("compute_", 0) == 0;
   Compilation compilation = nvrtc_compile(text, source.stem + ".cu", options_for(source.arch), ptx);
   if (!compilation.ok) {
-    const std::string kept = cache_keep(base::join(source.stem, ".", key.substr(0, 16), ".failed.cu"), text);
+    const std::string kept = cache_keep(base::join(source.stem, ".", key.substr(0, 16)), text);
     base::fail(ErrorCode::compile_failed, "kernel ", source.stem, " for ", source.arch, " does not compile",
                kept.empty() ? "" : "; source kept in ", kept, "\n", compilation.log);
   }

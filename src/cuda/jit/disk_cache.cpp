@@ -27,8 +27,8 @@ constexpr std::int64_t cache_limit = std::int64_t{1} << 30;  ///< bytes
 std::mutex folder_mutex;
 std::optional<std::string> chosen_folder;
 
-/// The folder, when nobody else can have written into it: a directory and no link, the user's own, closed to all others. Kernels of it run
-/// with the user's rights. `why`: what is wrong with it.
+/// The folder, when nobody else can have written into it: a directory and no link, the user's own, whose mode lets nobody else write.
+/// Kernels of it run with the user's rights. It may be any folder of the user's, and stays as it is. `why`: what is wrong with it.
 File open_folder(bool make, std::string* why = nullptr) {
   const auto refuse = [why](const std::string& reason) {
     if (why) *why = reason;
@@ -47,8 +47,7 @@ File open_folder(bool make, std::string* why = nullptr) {
   struct stat status {};
   if (fstat(*folder, &status) != 0) return refuse(std::strerror(errno));
   if (status.st_uid != geteuid()) return refuse(base::join("it belongs to user ", status.st_uid, "; expected your own directory"));
-  if ((status.st_mode & 022) != 0) return refuse("others may write into it; expected mode 0700");
-  if ((status.st_mode & 077) != 0 && fchmod(*folder, 0700) != 0) return refuse(std::strerror(errno));
+  if ((status.st_mode & 022) != 0) return refuse("others may write into it; expected a mode such as 0700");
   return folder;
 }
 
@@ -82,15 +81,23 @@ bool write_file(const File& folder, const std::string& name, const std::string& 
   return written;
 }
 
+const std::string lock_extension = std::string(image_extension) + ".lock";
+
+/// Files of these names are removed, so they are ones that nothing else would take.
+bool is_of_the_cache(const std::string& name, bool only_entries) {
+  if (name.ends_with(image_extension)) return true;
+  if (only_entries) return false;
+  const bool aside = name.ends_with(".tmp") && (name.find(image_extension + std::string(".")) != name.npos ||
+                                                name.find(kept_extension + std::string(".")) != name.npos);
+  return aside || name.ends_with(lock_extension) || name.ends_with(kept_extension);
+}
+
 /// Names in the folder that are of the cache.
 std::vector<std::string> names_in(const std::string& path, bool only_entries) {
   std::vector<std::string> names;
   std::error_code failed;
-  for (std::filesystem::directory_iterator item(path, failed), end; !failed && item != end; item.increment(failed)) {
-    const auto kind = item->path().extension();
-    if (kind == image_extension || (!only_entries && (kind == ".tmp" || kind == ".cu" || kind == ".lock")))
-      names.push_back(item->path().filename().string());
-  }
+  for (std::filesystem::directory_iterator item(path, failed), end; !failed && item != end; item.increment(failed))
+    if (std::string name = item->path().filename().string(); is_of_the_cache(name, only_entries)) names.push_back(std::move(name));
   return names;
 }
 
@@ -171,7 +178,8 @@ void cache_write(const Image& image) {
 
 /// The system releases the lock of a process that dies; its file stays, which means nothing. Who ends its turn removes the file: another
 /// process that waited for this one then holds a lock of no file, and asks again.
-CompileTurn::CompileTurn(const std::string& key, std::chrono::milliseconds longest) : name_(key + ".lock"), folder_(open_folder(true)) {
+CompileTurn::CompileTurn(const std::string& key, std::chrono::milliseconds longest)
+    : name_(key + lock_extension), folder_(open_folder(true)) {
   const auto end = std::chrono::steady_clock::now() + longest;
   while (folder_ && !lock_) {
     File file(openat(*folder_, name_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
@@ -192,8 +200,9 @@ CompileTurn::~CompileTurn() {
   flock(*lock_, LOCK_UN);  // a child process that was forked meanwhile has the file open, too
 }
 
-std::string cache_keep(const std::string& name, const std::string& text) {
+std::string cache_keep(const std::string& stem, const std::string& text) {
   const File folder = open_folder(true);
+  const std::string name = stem + kept_extension;
   return folder && write_file(folder, name, text) ? cache_folder() + "/" + name : "";
 }
 

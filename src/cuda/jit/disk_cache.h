@@ -15,7 +15,7 @@ namespace foveal::cuda::jit {
 std::string cache_folder();
 void set_cache_folder(std::string folder);
 
-/// Why the folder is not used: it is not a directory that belongs to the user and is closed to all others (0700). "" if it can be used.
+/// Why the folder is not used: it is not a directory that belongs to the user and that nobody else may write into. "" if it can be used.
 std::string cache_unusable();
 
 std::optional<Image> cache_read(const std::string& key);
@@ -37,8 +37,9 @@ class CompileTurn {
   File folder_, lock_;
 };
 
+constexpr const char* kept_extension = ".failed.cu";
 /// Keeps a text that did not compile beside the entries; its path, "" when it could not be written.
-std::string cache_keep(const std::string& name, const std::string& text);
+std::string cache_keep(const std::string& stem, const std::string& text);
 
 struct CacheEntry {
   std::string path, key, stem, arch;

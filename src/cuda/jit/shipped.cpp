@@ -64,7 +64,7 @@ std::string too_old_a_driver(const std::string& compiler) {
 
 std::string open_shipped(Shipped& shipped) {
   const std::string& path = shipped.kernels.folder;
-  if (path.empty()) return "switched off";
+  if (path.empty()) return "FOVEAL_KERNELS_DIR is empty";
   shipped.folder = File(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!shipped.folder) return std::strerror(errno);
   struct stat status {};
@@ -85,6 +85,9 @@ std::shared_ptr<const Shipped> shipped_in(const std::string& folder, const std::
   struct stat status {};
   if (!library.empty() && stat(library.c_str(), &status) == 0) shipped->trust.library = status;
   shipped->kernels.unusable = open_shipped(*shipped);
+  std::error_code ignored;
+  if (!library.empty() && std::filesystem::status(folder, ignored).type() == std::filesystem::file_type::not_found)
+    shipped->kernels.folder = "", shipped->kernels.unusable = "none came with this build";
   return shipped;
 }
 

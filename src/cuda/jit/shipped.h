@@ -12,7 +12,7 @@ constexpr const char* shipped_folder_name = "foveal-kernels";
 constexpr const char* shipped_compiler_name = "compiler";  ///< the file that names it
 
 struct ShippedKernels {
-  std::string folder;    ///< "" for none
+  std::string folder;    ///< "" for none: no folder is named, and none lies beside the library
   std::string unusable;  ///< why none of them is used: there are none, others could have written them, or the driver is too old
   std::string compiler;  ///< as nvrtc_identity() says it
   int count = 0;
