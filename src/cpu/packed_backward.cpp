@@ -34,11 +34,8 @@ struct GradientWorker : WorkerOf<BackwardTile> {
   BlockSums::Memory own;    ///< of this task
 };
 
-/// Scores or masks need a program for each pair.
-bool by_programs(const Setup<float>& setup) { return setup.problem.has_score_mod() || !setup.masks_by_ranges(); }
-
 const PackedBackwardOps& ops_of(const Setup<float>& setup) {
-  return by_programs(setup) ? setup.ops.packed->scored_backward : setup.ops.packed->backward;
+  return setup.by_programs() ? setup.ops.packed->scored_backward : setup.ops.packed->backward;
 }
 
 class PackedBackward final : public BackwardPass<float, GradientCall, GradientWorker, BackwardTasks> {
@@ -237,14 +234,11 @@ class PackedBackward final : public BackwardPass<float, GradientCall, GradientWo
 
 bool packed_backward_serves(const Setup<float>& setup) {
   const problem::Problem& problem = setup.problem;
-  const BlockOps<float>& ops = setup.ops;
-  const Attention& attention = problem.attention;
-  if (!ops.packed || problem.dtype != DType::bf16 || attention.checked || attention.dropout_p > 0) return false;
   // An explicit strategy means the block operations.
-  if (attention.backward != BackwardStrategy::automatic) return false;
+  if (!setup.packs() || problem.attention.backward != BackwardStrategy::automatic) return false;
   if (!problem.dq.present || !problem.dk.present || !problem.dv.present) return false;
-  if (!problem.has_score_mod() && !setup.masks_by_ranges() && problem.scale < 0)
-    return false;  // scores of masked pairs are -inf before the scale
+  // Masks by programs make scores -inf before the scale.
+  if (setup.by_programs() && !setup.tape.has_score() && problem.scale < 0) return false;
   return setup.mean_rows() >= ops_of(setup).lanes / 2;
 }
 

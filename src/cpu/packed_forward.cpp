@@ -109,31 +109,24 @@ class PackedForward final : public ForwardPass<float, PackedCall, PackedWorker> 
   const PackedKeys keys_;
 };
 
-enum class PackedForm { none, rows, programs };
-
-PackedForm form_of(const Setup<float>& setup) {
-  const problem::Problem& problem = setup.problem;
-  const BlockOps<float>& ops = setup.ops;
-  const Attention& attention = problem.attention;
-  if (!ops.packed || problem.dtype != DType::bf16 || attention.checked || attention.dropout_p > 0) return PackedForm::none;
-  // Decode reads keys once: packing would not pay, and split-KV parallelises over keys.
-  const std::int64_t rows = setup.mean_rows(), tile_rows = ops.packed->forward.layout.rows;
-  const std::int64_t tiles = problem.batch * problem.heads_kv * (rows / tile_rows);
-  const std::int64_t seqlen_kv = problem.ragged_kv() ? problem.total_kv / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_kv;
-  if (rows < tile_rows || (tiles < 8 && seqlen_kv > 2048)) return PackedForm::none;
-  return problem.has_score_mod() || !setup.masks_by_ranges() ? PackedForm::programs : PackedForm::rows;
-}
-
 }  // namespace
 
-bool packed_forward_serves(const Setup<float>& setup) { return form_of(setup) != PackedForm::none; }
+bool packed_forward_serves(const Setup<float>& setup) {
+  if (!setup.packs()) return false;
+  // Decode reads keys once: packing would not pay, and split-KV parallelises over keys.
+  const problem::Problem& problem = setup.problem;
+  const std::int64_t rows = setup.mean_rows(), tile_rows = setup.ops.packed->forward.layout.rows;
+  const std::int64_t tiles = problem.batch * problem.heads_kv * (rows / tile_rows);
+  const std::int64_t seqlen_kv = problem.ragged_kv() ? problem.total_kv / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_kv;
+  return rows >= tile_rows && (tiles >= 8 || seqlen_kv <= 2048);
+}
 
 std::unique_ptr<planning::Executable> make_packed_forward(const Setup<float>& setup, const Target& target, const PlanOptions& options,
                                                           std::unique_ptr<planning::Executable> fallback) {
   const problem::Problem& problem = setup.problem;
   const BlockOps<float>& ops = setup.ops;
   const auto made = [&](const Geometry& geometry) { return std::make_unique<const Setup<float>>(problem, target, ops, options, geometry); };
-  if (form_of(setup) == PackedForm::programs) {
+  if (setup.by_programs()) {
     const ScoredForwardOps& scored = ops.packed->scored_forward;
     return std::make_unique<PackedForward<ByPrograms>>(made({scored.layout.rows, scored.block}),
                                                        Fallback{std::move(fallback), "where v holds infinity or NaN"});

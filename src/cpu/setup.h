@@ -100,6 +100,10 @@ struct Setup {
     return problem.group_size * (problem.varlen ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_q);
   }
   bool has_dropout() const { return problem.attention.dropout_p > 0; }
+  /// Scores or masks need a program for each pair.
+  bool by_programs() const { return tape.has_score() || !masks_by_ranges(); }
+  /// The target has kernels over packed tensors, and they take the problem, if there are enough queries.
+  bool packs() const { return ops.packed && problem.dtype == DType::bf16 && !problem.attention.checked && !has_dropout(); }
   /// Pairs may be dropped in full blocks too: by dropout, or by a score of -inf.
   bool drops_anywhere() const { return tape.has_score() || has_dropout(); }
   /// Elements of a tile's accumulator: a row of lanes for each dim.
