@@ -128,8 +128,8 @@ class ForwardBlocks {
     const bool dropout = s_.has_dropout(), nonfinite = worker.nonfinite_v->any();
     if (nonfinite) worker.kept->record(worker.scores, ld, range, valid, ranges);
     const Weights weights{.mix = s_.ops.weights_in_tile ? nullptr : worker.weights};
-    if (s_.ops.softmax(worker.scores, range, std::min(lanes, state.lanes.padded(s_.ops.lane_multiple)), s_.scale, ranges, lane_max, state.max, state.sum, worker.factor,
-                       dropout || nonfinite ? Weights{} : weights))
+    if (s_.ops.softmax(worker.scores, range, std::min(lanes, state.lanes.padded(s_.ops.lane_multiple)), s_.scale, ranges, lane_max,
+                       state.max, state.sum, worker.factor, dropout || nonfinite ? Weights{} : weights))
       s_.ops.scale_lanes(state.acc, s_.dim_v, lanes, worker.factor);
     if (dropout) {
       const TileFrame kept = s_.frame(sequence, state.lanes, state.block, range);
