@@ -45,8 +45,8 @@ std::unique_ptr<planning::Executable> make_backward(const problem::Problem& prob
   if (choice.strategy != BackwardStrategy::fused) return std::make_unique<SplitBackward<Real>>(std::move(setup), choice);
   if constexpr (std::is_same_v<Real, float>)
     if (packed_backward_serves(*setup)) {
-      const Setup<Real>& of_fallback = *setup;
-      return make_packed_backward(of_fallback, target, options, std::make_unique<FusedBackward<Real>>(std::move(setup), choice));
+      const PackedForm form = setup->packed_form();
+      return make_packed_backward(problem, target, ops, options, form, std::make_unique<FusedBackward<Real>>(std::move(setup), choice));
     }
   return std::make_unique<FusedBackward<Real>>(std::move(setup), choice);
 }

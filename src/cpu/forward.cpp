@@ -94,8 +94,8 @@ std::unique_ptr<planning::Executable> make_forward(const problem::Problem& probl
   auto setup = std::make_unique<const Setup<Real>>(problem, target, ops_for(problem, target, ops), options);
   if constexpr (std::is_same_v<Real, float>)
     if (packed_forward_serves(*setup)) {
-      const Setup<Real>& of_fallback = *setup;
-      return make_packed_forward(of_fallback, target, options, std::make_unique<Forward<Real>>(std::move(setup)));
+      const PackedForm form = setup->packed_form();
+      return make_packed_forward(problem, target, ops, options, form, std::make_unique<Forward<Real>>(std::move(setup)));
     }
   return std::make_unique<Forward<Real>>(std::move(setup));
 }

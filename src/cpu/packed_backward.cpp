@@ -34,8 +34,8 @@ struct GradientWorker : WorkerOf<BackwardTile> {
   BlockSums::Memory own;    ///< of this task
 };
 
-const PackedBackwardOps& ops_of(const Setup<float>& setup) {
-  return setup.by_programs() ? setup.ops.packed->scored_backward : setup.ops.packed->backward;
+const PackedBackwardOps& ops_of(const BlockOps<float>& ops, PackedForm form) {
+  return form == PackedForm::programs ? ops.packed->scored_backward : ops.packed->backward;
 }
 
 class PackedBackward final : public BackwardPass<float, GradientCall, GradientWorker, BackwardTasks> {
@@ -45,7 +45,7 @@ class PackedBackward final : public BackwardPass<float, GradientCall, GradientWo
  public:
   PackedBackward(std::unique_ptr<const Setup<float>> setup, Fallback fallback)
       : BackwardPass(std::move(setup), std::move(fallback)),
-        ops_(ops_of(s_)),
+        ops_(ops_of(s_.ops, s_.packed_form())),
         queries_(s_, ops_),
         sums_(s_, ops_),
         shares_(Shares(s_.problem, s_.planner, 16, static_cast<std::size_t>(s_.planner.max_blocks()) * sums_.bytes_of_block()).count),
@@ -238,15 +238,16 @@ bool packed_backward_serves(const Setup<float>& setup) {
   if (!setup.packs() || problem.attention.backward != BackwardStrategy::automatic) return false;
   if (!problem.dq.present || !problem.dk.present || !problem.dv.present) return false;
   // Masks by programs make scores -inf before the scale.
-  if (setup.by_programs() && !setup.tape.has_score() && problem.scale < 0) return false;
-  return setup.mean_rows() >= ops_of(setup).lanes / 2;
+  if (setup.packed_form() == PackedForm::programs && !setup.tape.has_score() && problem.scale < 0) return false;
+  return setup.mean_rows() >= ops_of(setup.ops, setup.packed_form()).lanes / 2;
 }
 
-std::unique_ptr<planning::Executable> make_packed_backward(const Setup<float>& setup, const Target& target, const PlanOptions& options,
+std::unique_ptr<planning::Executable> make_packed_backward(const problem::Problem& problem, const Target& target,
+                                                           const BlockOps<float>& ops, const PlanOptions& options, PackedForm form,
                                                            std::unique_ptr<planning::Executable> fallback) {
-  const PackedBackwardOps& ops = ops_of(setup);
+  const PackedBackwardOps& packed = ops_of(ops, form);
   return std::make_unique<PackedBackward>(
-      std::make_unique<const Setup<float>>(setup.problem, target, setup.ops, options, Geometry{ops.lanes, ops.keys}),
+      std::make_unique<const Setup<float>>(problem, target, ops, options, Geometry{packed.lanes, packed.keys}),
       Fallback{std::move(fallback), "where a tensor holds infinity or NaN, or a row is far"});
 }
 

@@ -121,12 +121,11 @@ bool packed_forward_serves(const Setup<float>& setup) {
   return rows >= tile_rows && (tiles >= 8 || seqlen_kv <= 2048);
 }
 
-std::unique_ptr<planning::Executable> make_packed_forward(const Setup<float>& setup, const Target& target, const PlanOptions& options,
+std::unique_ptr<planning::Executable> make_packed_forward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops,
+                                                          const PlanOptions& options, PackedForm form,
                                                           std::unique_ptr<planning::Executable> fallback) {
-  const problem::Problem& problem = setup.problem;
-  const BlockOps<float>& ops = setup.ops;
   const auto made = [&](const Geometry& geometry) { return std::make_unique<const Setup<float>>(problem, target, ops, options, geometry); };
-  if (setup.by_programs()) {
+  if (form == PackedForm::programs) {
     const ScoredForwardOps& scored = ops.packed->scored_forward;
     return std::make_unique<PackedForward<ByPrograms>>(made({scored.layout.rows, scored.block}),
                                                        Fallback{std::move(fallback), "where v holds infinity or NaN"});

@@ -21,6 +21,9 @@ constexpr std::size_t l2_share = std::size_t{512} << 10;
 /// The same for cores with 2 MiB, which those with AMX have: of tiles with their accumulators, beside a block of keys.
 constexpr std::size_t l2_share_amx = std::size_t{768} << 10;
 
+/// Of kernels over packed tensors: scores are dot products and masks ranges of keys, or there are programs for each pair.
+enum class PackedForm { ranges, programs };
+
 template <class Real>
 struct Setup {
   Setup(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options)
@@ -100,8 +103,7 @@ struct Setup {
     return problem.group_size * (problem.varlen ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_q);
   }
   bool has_dropout() const { return problem.attention.dropout_p > 0; }
-  /// Scores or masks need a program for each pair.
-  bool by_programs() const { return tape.has_score() || !masks_by_ranges(); }
+  PackedForm packed_form() const { return tape.has_score() || !masks_by_ranges() ? PackedForm::programs : PackedForm::ranges; }
   /// The target has kernels over packed tensors, and they take the problem, if there are enough queries.
   bool packs() const { return ops.packed && problem.dtype == DType::bf16 && !problem.attention.checked && !has_dropout(); }
   /// Pairs may be dropped in full blocks too: by dropout, or by a score of -inf.
