@@ -6,7 +6,7 @@ import dis
 import functools
 import itertools
 import types
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 MAX_CODES = 4096  # that are remembered
 

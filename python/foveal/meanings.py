@@ -66,6 +66,10 @@ def binary(fn: Callable[[Any, Any], Any]) -> Meaning:
     return elementwise(lambda input, other: fn(input, other), 2)
 
 
+def multiplied(call: Call) -> Any:
+    return binary(call.times)(call)
+
+
 def shift(fn: Callable[[Any, Any, int], Any]) -> Meaning:
     """fn(x, count, the last bit of the result's dtype)."""
 
@@ -128,7 +132,7 @@ def matmul(call: Call) -> Any:
     inner = a._shape[-1]
     rows = [a._items[at : at + inner] for at in range(0, len(a._items), inner)]
     width = b._shape[1] if len(b._shape) == 2 else 1
-    return call.made([formulas.dot(row, b._items[column::width]) for row in rows for column in range(width)], call.result)
+    return call.made([formulas.dot(row, b._items[column::width], call.factor) for row in rows for column in range(width)], call.result)
 
 
 def layout(numbers: Callable[[int, int, tuple[int, ...]], Any], values: Callable[[Any], list[int]]) -> Meaning:

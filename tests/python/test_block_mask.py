@@ -166,7 +166,7 @@ def test_lists_with_other_memory_count_anew(how):
     torch.testing.assert_close(found, foveal.torch.flex_attention(q, q[:, :, 16:], q[:, :, 16:]))
 
 
-@pytest.mark.parametrize("write", [lambda t: t.data.fill_(1), lambda t: t.numpy().fill(1), lambda t: t.detach().data.add_(1)], ids=["data", "numpy", "detached"])
+@pytest.mark.parametrize("write", [lambda t: t.data.fill_(1), lambda t: t.numpy().fill(1), lambda t: t.detach().data.add_(1)], ids=["data", "numpy", "view"])
 @pytest.mark.parametrize("inference", [False, True])
 def test_lists_that_are_written_past_torch_count_anew(write, inference):
     """On CPUs, where looking at them costs nothing."""
