@@ -348,7 +348,8 @@ class JaxTracer(CallTracer):
                     raise _restated(refused, f"{refused}; {hint}") from unread
                 if not isinstance(unread, (NotImplementedError, ValueError, jax.dtypes.TypePromotionError)):
                     raise refused from unread
-                raise _restated(refused, f"{refused}; traced by JAX: {str(unread).splitlines()[0]}") from unread
+                said = f"{refused}; " if str(refused) else ""  # NumPy's question for elements says nothing
+                raise _restated(refused, f"{said}traced by JAX: {str(unread).splitlines()[0]}") from unread
 
     def seen(self, value: Any) -> Any:
         """Results of foveal's own functions are arrays to a function that is traced, too."""
