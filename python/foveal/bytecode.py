@@ -6,7 +6,7 @@ import dis
 import functools
 import itertools
 import types
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 MAX_CODES = 4096  # that are remembered
 
@@ -19,12 +19,13 @@ class Read(NamedTuple):
 class Code:
     """The reads of one code object; compares by identity."""
 
-    __slots__ = ("code", "first", "free", "globals", "known", "names", "types", "writes")
+    __slots__ = ("code", "first", "free", "globals", "known", "names", "of_tensors", "types", "writes")
 
     def __init__(self, code: types.CodeType):
         free, found, self.known = _reads_in(code)
         self.writes = _writes(code)
         self.names = _names_in(code)
+        self.of_tensors: tuple[int, list[Any]] = (-1, [])  # of names, those that classes of tensors had when these had so many attributes (trace_key.py)
         self.first = _first_reads(code)  # attributes of the first argument, a method's self; None: not known
         self.types = _types_asked(code)
         self.code = code  # kept alive: it is found by its id

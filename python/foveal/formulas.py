@@ -194,16 +194,18 @@ def shift_right(a: Any, b: Any, last_bit: int) -> Any:
 _LAST_BIT = 63  # of the language's integers
 
 
-def power(x: Any, exponent: Any) -> Any:
+def power(x: Any, exponent: Any, factor: Step = _as_it_is) -> Any:
+    """factor: makes of an integer one that may be multiplied (Call.factor)."""
     x = _core.constant(x)
     if is_real(x + exponent):
         return _core.pow(x, exponent)
     if not isinstance(exponent, int) or exponent < 0:
         raise NotImplementedError("pow of integers: the exponent is not a constant of 0 or more; make one of the two real")
     result: Any = _core.constant(1)
+    x = factor(_core.to_integer(x))
     for bit in bin(exponent)[2:]:
-        result = result * result
-        result = result * x if bit == "1" else result
+        result = factor(result * result)
+        result = factor(result * x) if bit == "1" else result
     return result
 
 
@@ -308,7 +310,7 @@ def of_unit_square(items: Sequence[Any], eps: float) -> list[Any]:
 
 
 def product(items: Sequence[Any], step: Step = _as_it_is) -> Any:
-    return functools.reduce(lambda a, b: step(a * b), (x if is_real(x) else _core.to_integer(x) for x in items))
+    return functools.reduce(lambda a, b: step(a * b), (x if is_real(x) else step(_core.to_integer(x)) for x in items))
 
 
 def extreme(choose: Callable[[Any, Any], Any], items: Sequence[Any]) -> Any:
@@ -343,8 +345,8 @@ def running_totals(items: Sequence[Any]) -> list[Any]:
     return list(itertools.accumulate(items, lambda a, b: a + b))
 
 
-def running_products(items: Sequence[Any]) -> list[Any]:
-    return list(itertools.accumulate(items, lambda a, b: a * b))
+def running_products(items: Sequence[Any], times: Callable[[Any, Any], Any]) -> list[Any]:
+    return list(itertools.accumulate(items, times))
 
 
 def nan() -> Any:
@@ -360,8 +362,9 @@ def all_of(items: Sequence[Any]) -> Any:
     return functools.reduce(lambda a, b: a & b, (_core.to_boolean(x) for x in items))
 
 
-def dot(a: Sequence[Any], b: Sequence[Any]) -> Any:
-    return total([x * y for x, y in zip(a, b)])
+def dot(a: Sequence[Any], b: Sequence[Any], factor: Step = _as_it_is) -> Any:
+    """factor: as of power()."""
+    return total([factor(factor(x) * factor(y)) for x, y in zip(a, b)])
 
 
 def logsumexp(items: Sequence[Any], step: Step = _as_it_is) -> Any:

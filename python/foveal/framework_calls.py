@@ -147,6 +147,7 @@ _TYPES = {
     **dict.fromkeys("int64 int32 int16 int8 uint32 uint16 uint8".split(), Type.integer),
     "bool": Type.boolean,
 }
+_WRAPPING = frozenset("int32 int16 int8 uint32 uint16 uint8".split())
 _ROUNDED = {"bfloat16": _core.to_bfloat16, "float16": _core.to_float16}
 
 
@@ -220,8 +221,18 @@ class Call:
 
     def step(self, expr: Expr) -> Expr:
         """A value on the way, where a framework computes the result in steps of its dtype."""
+        if expr.type == Type.integer:
+            return self.factor(expr)
         rounded = _ROUNDED.get(_name_of(self.result.dtype))
         return self.single(expr) if rounded is None else rounded(expr)
+
+    def factor(self, expr: Expr) -> Expr:
+        """An integer that is multiplied. Those of 32 bits or fewer wrap, so that others with the same lowest 32 bits do as well: with a sign, of which a
+        product has 64 bits at most."""
+        return _core.to_int32(expr) if expr.type == Type.integer and _name_of(self.result.dtype) in _WRAPPING else expr
+
+    def times(self, a: Expr, b: Expr) -> Expr:
+        return self.factor(self.factor(a) * self.factor(b))
 
     def single(self, expr: Expr) -> Expr:
         """The same where it computes in float32."""

@@ -66,6 +66,10 @@ def binary(fn: Callable[[Any, Any], Any]) -> Meaning:
     return elementwise(lambda input, other: fn(input, other), 2)
 
 
+def multiplied(call: Call) -> Any:
+    return binary(call.times)(call)
+
+
 def shift(fn: Callable[[Any, Any, int], Any]) -> Meaning:
     """fn(x, count, the last bit of the result's dtype)."""
 
@@ -128,7 +132,17 @@ def matmul(call: Call) -> Any:
     inner = a._shape[-1]
     rows = [a._items[at : at + inner] for at in range(0, len(a._items), inner)]
     width = b._shape[1] if len(b._shape) == 2 else 1
-    return call.made([formulas.dot(row, b._items[column::width]) for row in rows for column in range(width)], call.result)
+    return call.made([formulas.dot(row, b._items[column::width], call.factor) for row in rows for column in range(width)], call.result)
+
+
+def inner(call: Call) -> Any:
+    """Products of the rows of both, not of the rows of one and the columns of the other."""
+    a, b = (call.symbol(x) for x in call.bind(_TWO).values())
+    if not a._shape or not b._shape:
+        return multiplied(call)
+    length = a._shape[-1]
+    rows, others = ([x._items[at : at + length] for at in range(0, len(x._items), length)] for x in (a, b))
+    return call.made([formulas.dot(row, other, call.factor) for row in rows for other in others], call.result)
 
 
 def layout(numbers: Callable[[int, int, tuple[int, ...]], Any], values: Callable[[Any], list[int]]) -> Meaning:

@@ -11,7 +11,7 @@ import enum
 import functools
 import math
 import types
-from typing import Any, Callable, Iterable, NamedTuple
+from typing import Any, Callable, Iterable, Mapping, NamedTuple
 
 from . import arrays
 from ._core import Expr, Param
@@ -30,6 +30,14 @@ class Key(NamedTuple):
 
 class Unknown(Exception):
     """Something of which it is not known when it changes."""
+
+
+_of_tensors: list[Mapping[str, Any]] = []  # the attributes of their classes
+
+
+def watch(classes: Iterable[type]) -> None:
+    """Classes of tensors, of a framework where users may add to them."""
+    _of_tensors.extend(map(vars, classes))
 
 
 _structures: dict[int, tuple[Expr, bytes]] = {}  # of expressions, which do not change, by their identities
@@ -51,6 +59,8 @@ class Walk:
 
     def finish(self) -> None:
         """Adds what is read, under a name that stands somewhere in the functions, of what they hand on."""
+        if self.tensors is not None:
+            self.of_tensors()
         if not self.carried:
             return
         names = frozenset().union(*[part.names for part in self.parts if type(part) is Code])
@@ -59,6 +69,19 @@ class Walk:
             for name in [name for name in attributes if name in names]:
                 self.parts.append(name)
                 self.plain(attributes[name])
+
+    def of_tensors(self) -> None:
+        """What users have put into the classes of tensors under such a name: each tensor has it, also one that the functions make."""
+        count = sum(map(len, _of_tensors))
+        for part in self.parts:  # which grow by what the functions found there have
+            if type(part) is Code:
+                if part.of_tensors[0] != count:
+                    part.of_tensors = count, [(held, name) for held in _of_tensors for name in part.names if name in held]
+                for held, name in part.of_tensors[1]:
+                    found = held.get(name, ABSENT)
+                    if not _is_own(found):
+                        self.parts.append(name)
+                        self.value(found) if type(found) is types.FunctionType else self.plain(found)
 
     def carry(self, value: Any) -> None:
         """What it has of its own, and of classes that are the user's."""
@@ -338,6 +361,13 @@ class Walk:
 def _users_classes(kind: type) -> tuple[type, ...]:
     """Of its bases, those that are neither torch's nor Python's: they may have anything."""
     return tuple([base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins", "enum")])
+
+
+def _is_own(value: Any) -> bool:
+    """Of an attribute of a class of torch's, whether torch has it there."""
+    value = getattr(value, "fget", value)  # a property's
+    module = getattr(value, "__module__", None) if callable(value) else None
+    return isinstance(value, (types.MethodDescriptorType, types.GetSetDescriptorType)) or (module or "").partition(".")[0] == "torch"
 
 
 @functools.lru_cache(256)

@@ -166,6 +166,19 @@ def test_lists_with_other_memory_count_anew(how):
     torch.testing.assert_close(found, foveal.torch.flex_attention(q, q[:, :, 16:], q[:, :, 16:]))
 
 
+@pytest.mark.parametrize("write", [lambda t: t.data.fill_(1), lambda t: t.numpy().fill(1), lambda t: t.detach().data.add_(1)], ids=["data", "numpy", "view"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_lists_that_are_written_past_torch_count_anew(write, inference):
+    """On CPUs, where looking at them costs nothing."""
+    with torch.inference_mode(inference):
+        q = torch.randn(1, 1, 32, 8)
+        block_mask = BlockMask.from_kv_blocks(torch.ones(1, 1, 2, dtype=torch.int32), torch.zeros(1, 1, 2, 2, dtype=torch.int32), BLOCK_SIZE=16)
+        foveal.torch.flex_attention(q, q, q, block_mask=block_mask)
+        write(block_mask.kv_indices)
+        found = foveal.torch.flex_attention(q, q, q, block_mask=block_mask)
+        torch.testing.assert_close(found, foveal.torch.flex_attention(q, q[:, :, 16:], q[:, :, 16:]))
+
+
 def test_inside_compiled_code():
     num_blocks, indices, _ = random_lists(1, 1, 4, 4)
     block_mask = BlockMask.from_kv_blocks(num_blocks, torch.where(indices > 4, 0, indices), BLOCK_SIZE=16)

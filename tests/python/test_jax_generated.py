@@ -42,8 +42,8 @@ def values(fn, *arrays):
     return foveal.jax.attention(q, q[:, :1], q[:, :1], score_mod, return_lse=True)[1][0, 0]
 
 
-TAKES_TWO = [*table.BINARY, "floordiv", "floor_divide", "lax.max", "lax.min", "lax.div", "lax.rem", "power", "pow"]
-OTHER_ONES = "relu relu6 silu swish mish softplus log_sigmoid soft_sign hard_tanh hard_sigmoid hard_silu hard_swish selu elu celu leaky_relu gelu round log_ndtr".split()
+TAKES_TWO = [*table.BINARY, "mul", "multiply", "floordiv", "floor_divide", "lax.max", "lax.min", "lax.div", "lax.rem", "power", "pow"]
+OTHER_ONES = "square relu relu6 silu swish mish softplus log_sigmoid soft_sign hard_tanh hard_sigmoid hard_silu hard_swish selu elu celu leaky_relu gelu round log_ndtr".split()
 CASES = [(name, 1) for name in (*table.UNARY, *OTHER_ONES)] + [(name, 2) for name in TAKES_TWO]
 CASES = [(name, count) for name, count in CASES if function_of(name) is not None]
 

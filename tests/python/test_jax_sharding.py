@@ -199,6 +199,25 @@ def test_shardings_that_are_part_of_types():
         np.testing.assert_allclose(x, y, rtol=2e-3, atol=1e-4)
 
 
+@explicit
+@pytest.mark.parametrize("heads_kv", [4, 2])
+def test_higher_derivatives_where_shardings_are_part_of_types(heads_kv):
+    """They read captured arrays that are split: JAX does not say how what is read lies."""
+    mesh = explicit_mesh()
+    arrays = normal(0, 4, 6, 4, 8), normal(1, 4, 6, heads_kv, 8), normal(2, 4, 6, 6), normal(3, 4)
+
+    def attend(q, k, rows, slopes):
+        return foveal.jax.attention(q, k, k, lambda s, b, h, i, j: s * slopes[h] + rows[h, i, j])
+
+    second = lambda *x: jax.hessian(lambda slopes: (attend(*x[:3], slopes) ** 2).sum())(x[3])  # noqa: E731
+    forwards = lambda *x: jax.jvp(attend, x, jax.tree.map(jnp.cos, x))  # noqa: E731
+    with jax.set_mesh(mesh):
+        shards = tuple(split(mesh, x, *spec) for x, spec in zip(arrays, (QKV, QKV, P("h"), P("h"))))
+        found = jax.jit(second)(*shards), jax.jit(forwards)(*shards)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves((second(*arrays), forwards(*arrays)))):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+
 VMAPPED = {  # function, axes, shapes, specs
     "rows of each example": (lambda q: causal(q, q, q), (0,), [(2, 4, 6, 2, 8)], [P(None, "b", None, "h")]),
     "rows along all axes": (lambda q: causal(q, q, q), (0,), [(2, 4, 6, 2, 8)], [P(None, ("h", "b"))]),

@@ -813,6 +813,62 @@ def function_added_to_all_tensors():
     return lambda s, b, h, i, j: s * t.scale(), lambda: set_global("GLOBAL", 3.0)
 
 
+def scale_of(x):
+    return x.scale
+
+
+def scale_by_call(x):
+    return x.scale()
+
+
+@source
+def attribute_of_all_tensors_through_a_helper():
+    t = torch.zeros(1)
+    torch.Tensor.scale = 2.0
+    return lambda s, b, h, i, j: s * scale_of(t), lambda: setattr(torch.Tensor, "scale", 3.0)
+
+
+@source
+def attribute_of_all_tensors_of_one_that_the_function_makes():
+    torch.Tensor.scale = 2.0
+    return lambda s, b, h, i, j: s * scale_of(torch.zeros(1)), lambda: setattr(torch.Tensor, "scale", 3.0)
+
+
+@source
+def attribute_of_all_tensors_in_a_list():
+    held = [torch.zeros(1)]
+    torch.Tensor.scale = 2.0
+    return lambda s, b, h, i, j: s * held[0].scale, lambda: setattr(torch.Tensor, "scale", 3.0)
+
+
+@source
+def attribute_of_all_parameters_through_a_helper():
+    t = torch.nn.Parameter(torch.zeros(1))
+    torch.Tensor.scale = torch.nn.Parameter.scale = 2.0
+    return lambda s, b, h, i, j: s * scale_of(t), lambda: setattr(torch.nn.Parameter, "scale", 3.0)
+
+
+@source
+def property_added_to_all_tensors_through_a_helper():
+    t = torch.zeros(1)
+    torch.Tensor.scale = property(lambda self: GLOBAL)
+    return lambda s, b, h, i, j: s * scale_of(t), lambda: set_global("GLOBAL", 3.0)
+
+
+@source
+def what_a_function_added_to_all_tensors_reads():
+    t = torch.zeros(1)
+    torch.Tensor.scale = lambda self: GLOBAL
+    return lambda s, b, h, i, j: s * scale_by_call(t), lambda: set_global("GLOBAL", 3.0)
+
+
+@source
+def another_function_added_to_all_tensors():
+    t = torch.zeros(1)
+    torch.Tensor.scale = lambda self: 2.0
+    return lambda s, b, h, i, j: s * scale_by_call(t), lambda: setattr(torch.Tensor, "scale", lambda self: 3.0)
+
+
 @source
 def operator_of_an_enum_member():
     kind = Doubled.ONE
@@ -840,7 +896,8 @@ def test_a_change_is_seen(name):
         ) else None
     finally:
         torch.set_default_dtype(torch.float32)
-        torch.Tensor.__dict__.get("scale") is None or delattr(torch.Tensor, "scale")
+        for kind in (torch.Tensor, torch.nn.Parameter):
+            vars(kind).get("scale") is None or delattr(kind, "scale")
         GLOBAL_LIST[0] = 2.0
         GLOBAL_TENSOR.fill_(2.0)
         for key, value in before.items():

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .. import _core, evaluation, logging
 from ..describe import Description
 from ..evaluation import MaterializedWarning, Symbols
+from .mesh import whole
 from .operands import wide
 
 
@@ -48,7 +49,7 @@ class Evaluation(evaluation.Evaluation):
 
     def read(self, array: jax.Array, indices: list[jax.Array]) -> jax.Array:
         if indices:
-            array = array[tuple(jnp.clip(index, 0, extent - 1) for index, extent in zip(indices, array.shape))]
+            array = whole(array)[tuple(jnp.clip(index, 0, extent - 1) for index, extent in zip(indices, array.shape))]
         if array.dtype == jnp.bool_:
             return array
         return array.astype(self._dtype if jnp.issubdtype(array.dtype, jnp.floating) else _integers())
@@ -109,6 +110,12 @@ def attend(described: Description, given: Mapping[str, jax.Array], params: Seque
         return _attend(described, given, params)
 
 
+def _for_each_head(x: jax.Array, group: int) -> jax.Array:
+    """Each head of k or v, group times. On a mesh with explicit axes jnp.repeat would ask how the result lies."""
+    batch, heads, seqlen, head_dim = x.shape
+    return jnp.broadcast_to(x[:, :, None], (batch, heads, group, seqlen, head_dim)).reshape(batch, heads * group, seqlen, head_dim)
+
+
 def _attend(described: Description, given: Mapping[str, jax.Array], params: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     logging.route.debug("a derivative beyond the first, or in forward mode, of %s: by JAX's operations, with all scores in memory", given["q"].shape)
     warnings.warn(
@@ -124,7 +131,7 @@ def _attend(described: Description, given: Mapping[str, jax.Array], params: Sequ
     q, k, v = (jnp.swapaxes(x, 1, 2).astype(dtype) for x in (given["q"][None] if packed else given["q"], *keys))
     symbols, same = _symbols(attention, q, k, given) if packed else _dense_symbols(attention, q, k, given)
     group = q.shape[1] // k.shape[1]
-    k, v = jnp.repeat(k, group, 1), jnp.repeat(v, group, 1)
+    k, v = _for_each_head(k, group), _for_each_head(v, group)
 
     scale = 1.0 / math.sqrt(q.shape[-1]) if attention.scale is None else attention.scale
     scores = jnp.einsum("bhid,bhjd->bhij", q, k, precision="highest") * scale

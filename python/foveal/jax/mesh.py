@@ -13,6 +13,12 @@ def sharding_of(x: Any) -> Any:
     return sharding if any(sharding.spec) else None
 
 
+def whole(x: jax.Array) -> jax.Array:
+    """On a mesh with explicit axes: x split along none, so that it can be read anywhere."""
+    sharding = sharding_of(x)
+    return x if sharding is None else jax.sharding.reshard(x, jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*[None] * x.ndim)))
+
+
 def axes_of(x: Any) -> frozenset[str]:
     """Of the mesh, along which x differs inside shard_map."""
     kind: Any = jax.typeof(x)

@@ -42,10 +42,10 @@ def as_mask(block_mask: torch_flex.BlockMask, query: Tensor, seqlen_kv: int) -> 
     _check(block_mask, batch, heads, seqlen_q, seqlen_kv, query.device)
     known = _known.get(block_mask)
     state = _state(block_mask, batch, heads)
-    if known is not None and len(known[0]) == len(state) and all([a is b or _equal(a, b) for a, b in zip(known[0], state)]):
+    if known is not None and len(known[0]) == len(state) and all(map(_same, known[0], state)):
         return known[1]
     made = _made(block_mask, mask_mod, batch, heads, TorchTracer.like(query.device, query.dtype))
-    _known[block_mask] = (state, made)
+    _known[block_mask] = ([x.clone() if isinstance(x, Tensor) else x for x in state], made)
     return made
 
 
@@ -73,16 +73,27 @@ _known: weakref.WeakKeyDictionary[Any, tuple[list[Any], Mask | None]] = weakref.
 
 
 def _state(block_mask: torch_flex.BlockMask, batch: int, heads: int) -> list[Any]:
+    """Lists on CPUs count by their values. Those on devices, where looking would wait for the device, by identity and version: these do not tell of `.data`."""
     lists = (block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
-    # Inference tensors do not tell; .data = and swap_tensors() leave the version as it is.
-    versions = [None if t is None else object() if t.is_inference() else (t._version, t.data_ptr()) for t in lists]
+    looks = [t if t is None or t.is_cpu else object() if t.is_inference() else (_Is(t), t._version, t.data_ptr()) for t in lists]
     reads = key_of((block_mask.mask_mod,), TorchTracer.tensors)  # None: it is not known when what mask_mod reads changes
     says = object() if reads is None else reads.parts
-    return [*lists, *versions, block_mask.mask_mod, says, tuple(block_mask.BLOCK_SIZE), tuple(block_mask.seq_lengths), batch, heads]
+    return [*looks, _Is(block_mask.mask_mod), says, tuple(block_mask.BLOCK_SIZE), tuple(block_mask.seq_lengths), batch, heads]
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return isinstance(a, (int, tuple)) and isinstance(b, (int, tuple)) and a == b
+class _Is:
+    """Equal to the same object."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Is) and self.value is other.value
+
+
+def _same(a: Any, b: Any) -> bool:
+    both = isinstance(a, Tensor) + isinstance(b, Tensor)
+    return bool(a == b) if both == 0 else both == 2 and a.dtype == b.dtype and torch.equal(a, b)
 
 
 def _made(block_mask: torch_flex.BlockMask, mask_mod: Mask | None, batch: int, heads: int, tracer: type[TorchTracer]) -> Mask | None:

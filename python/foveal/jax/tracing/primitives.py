@@ -1,10 +1,4 @@
-"""Functions of a score or mask that symbols cannot follow, by what JAX itself makes of them: a jaxpr, whose primitives become expressions.
-
-JAX traces the function as it does any other, so that all it knows may stand there: indexing of every kind, arrays in attributes, `jit`, `vmap` and
-`grad` inside, `cond`, `switch`, loops of a known length. What depends on no symbol is computed by JAX; a primitive on symbols has its meaning in
-the table of table.py or below. Where a function has a derivative of its own, which an expression cannot hold, that is JAX's only if the function's
-meaning has the same one; other functions are refused.
-"""
+"""What JAX's primitives mean for expressions, by name."""
 
 from __future__ import annotations
 
@@ -12,256 +6,40 @@ import functools
 import itertools
 import math
 import operator
-import pathlib
-import sys
-import types
 from typing import Any, Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 
 from ... import _core, formulas
 from ..._core import Expr
 from ...captures import Along, At, Capture, of_part
-from ...closures import filled
 from ...framework_calls import Call
-from ...meanings import Meaning, binary, over_dims, unary
+from ...meanings import binary, over_dims, unary
 from ...symbols import Symbols
 from ..operands import owned
-from .table import round_half_away, sinc_at_zero, xlogx
+from .table import TABLE, round_half_away
 
-MAX_STEPS = 64  # of a loop that is unrolled
 MAX_CHOICES = 64  # expressions that an index chooses from
 MAX_UPDATES = MAX_CHOICES**2  # of the elements of an array, each of which may be any
-_OWN = str(pathlib.Path(jax.__file__).parent)
 
-# Primitives by the names of the table of table.py.
-_NAMES = {
-    **{name: name for name in "abs add and ceil cos cosh eq erf exp exp2 expm1 floor ge gt le log log1p logistic lt mul ne neg or".split()},
-    **{name: name for name in "acos acosh asin asinh atan atan2 atanh cbrt erfc".split()},
-    **{name: name for name in "pow rsqrt sign sin sinh sqrt square stop_gradient sub tan tanh xor".split()},
-    **{"max": "lax.max", "min": "lax.min", "div": "lax.div", "rem": "lax.rem", "clamp": "lax.clamp", "not": "bitwise_not", "is_finite": "isfinite"},
-    **{"shift_left": "lshift", "shift_right_arithmetic": "rshift", "convert_element_type": "astype", "add_any": "add"},
-    **dict.fromkeys("copy copy_p name".split(), "copy"),
-    **dict.fromkeys("broadcast_in_dim concatenate expand_dims pad reshape rev slice split squeeze stack tile transpose unstack".split(), "layout"),
-}
-_REDUCTIONS: dict[str, Callable[[Sequence[Any]], Any]] = {
-    "reduce_sum": formulas.total, "reduce_prod": formulas.product, "reduce_max": formulas.largest, "reduce_min": formulas.smallest,
-    "reduce_and": formulas.all_of, "reduce_or": formulas.any_of,
-}  # fmt: skip
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}
+Primitive = Callable[[Call, dict[str, Any]], Any]  # a meaning, of the call and the primitive's parameters
 
 
-class OwnRule(NotImplementedError):
-    """A derivative of the user's own."""
+def meaning_of(call: Call, params: dict[str, Any]) -> Any:
+    found = _MEANINGS.get(call.name)
+    if found is None:
+        raise call.refuse("not part of the score language")
+    return found(call, params)
 
 
-def traced(tracer: Any, table: dict[str, Meaning], fn: Callable[..., Any], arguments: Sequence[Symbols]) -> Any:
-    """The result of fn, of symbols; an error of JAX's or NotImplementedError where it has none."""
-    # A function of its own for each trace: JAX keeps what it made of one by its identity, and would give that again after what it reads has changed.
-    closed = jax.make_jaxpr(lambda *symbols: fn(*symbols))(*[jax.ShapeDtypeStruct(x._shape, x._dtype) for x in arguments])
-    if closed.effects:
-        raise NotImplementedError("a score or mask with effects; expected a function of its arguments alone")
-    results = _Reader(tracer, table).jaxpr(closed.jaxpr, closed.consts, arguments)
-    if len(results) != 1:
-        raise TypeError(f"the function returned {len(results)} values; expected one number for each pair")
-    return results[0]
-
-
-class _Reader:
-    def __init__(self, tracer: Any, table: dict[str, Meaning]):
-        self.tracer, self.table = tracer, table
-        self.origins: dict[int, tuple[str, Any, Any, Any]] = {}  # of symbols: the primitive, its two operands, the symbols themselves
-
-    def jaxpr(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-        known: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*map(owned, consts), *arguments)))
-
-        def value(atom: Any) -> Any:
-            return atom.val if hasattr(atom, "val") else known[atom]
-
-        for equation in jaxpr.eqns:
-            known.update(zip(equation.outvars, self.equation(equation, [value(atom) for atom in equation.invars])))
-        return [value(atom) for atom in jaxpr.outvars]
-
-    def closed(self, closed: Any, values: Sequence[Any]) -> list[Any]:
-        return self.jaxpr(getattr(closed, "jaxpr", closed), getattr(closed, "consts", ()), values)
-
-    def equation(self, equation: Any, values: list[Any]) -> Sequence[Any]:
-        name, params = equation.primitive.name, equation.params
-        if not any(map(_depends, values)):
-            return _computed(equation, values)
-        if name == "select_n" and (known := _known_case(values)) is not None:
-            return [known]
-        if name in _CALLS:
-            return self.closed(params[_CALLS[name]], values)
-        given, values = values, [value if at == 1 and name.startswith("scatter") else self.constants(value) for at, value in enumerate(values)]
-        if name.startswith("custom_vjp_call"):
-            raise OwnRule("a jax.custom_vjp inside a score or mask; its backward would be ignored: write its forward in place")
-        if name == "custom_jvp_call":
-            return self.own_rule(params, equation, values)
-        if name == "cond":
-            return self.cond(params["branches"], values[0], values[1:], [var.aval for var in equation.outvars])
-        if name == "scan":
-            return self.scan(params, values, [var.aval for var in equation.outvars])
-        many = equation.primitive.multiple_results
-        look = [var.aval for var in equation.outvars] if many else equation.outvars[0].aval
-        call = Call(self.tracer, name, lambda *given: equation.primitive.bind(*given, **params), tuple(values), {}, look)
-        found = self.wrapped_index(values) if name == "select_n" else None
-        if found is None:
-            found = self.primitive(call, params)
-        if not many:
-            self.origins[id(found)] = name, given[0], given[-1], found
-        return found if many else [found]
-
-    def wrapped_index(self, values: list[Any]) -> Any:
-        """select_n(x < 0, x, x + size), what JAX makes of each index; None for others."""
-        which, x, moved = (*values[:3], None)[:3]
-        below, plus = (self.origins.get(id(value), ("", None, None, None)) for value in (which, moved))
-        if (below[0], plus[0]) != ("lt", "add") or not (below[1] is plus[1] is x) or not isinstance(x, Symbols) or len(values) != 3:
-            return None
-        if any([_depends(number) or isinstance(number, jax.Array) for number in (below[2], plus[2])]) or int(below[2]) != 0:
-            return None
-        return self.tracer.symbol([_core.wrapped_index(item, int(plus[2])) for item in x._items], x._shape, x._dtype)
-
-    def constants(self, value: Any) -> Any:
-        """Numbers of the program, such as the 0 of x[0, j]; arrays that it captured stay arrays."""
-        if not isinstance(value, np.ndarray) or value.size > MAX_CHOICES:
-            return value
-        items = [_core.constant(x) if x == x else formulas.nan() for x in value.reshape(-1).tolist()]
-        return self.tracer.symbol(items, value.shape, value.dtype)
-
-    def primitive(self, call: Call, params: dict[str, Any]) -> Any:
-        name = call.name
-        if name in _NAMES:
-            return _layout(call, params) if _NAMES[name] == "layout" else self.table[_NAMES[name]](call)
-        if name in _REDUCTIONS and not (name in ("reduce_and", "reduce_or") and call.result.dtype != bool):
-            return over_dims(call, _REDUCTIONS[name], call.args[0], params["axes"])
-        if name == "integer_pow":
-            return self.table["integer_pow"](Call(call.tracer, name, call.func, (*call.args, params["y"]), {}, call.result))
-        if name == "round":
-            return (self.table["rint"] if int(params["rounding_method"]) == 1 else unary(round_half_away))(call)
-        if name in ("lt_to", "le_to"):
-            reals = any([jnp.issubdtype(value.dtype, jnp.floating) for value in call.args])
-            return _ORDERED[name](call) if reals else self.table[name[:2]](call)
-        meaning = _MEANINGS.get(name)
-        if meaning is None:
-            raise call.refuse("not part of the score language")
-        return meaning(call, params)
-
-    def own_rule(self, params: dict[str, Any], equation: Any, values: list[Any]) -> Sequence[Any]:
-        """A function with a rule for its derivative: one of JAX's whose meaning has the same."""
-        source = params["call_jaxpr"].jaxpr.debug_info
-        name = source.func_name
-        if not _is_jax_own(source, params["jvp_jaxpr_fun"]):
-            raise OwnRule(f"{name}: a jax.custom_jvp inside a score or mask; its rule would be ignored: write it in place")
-        if name in _FOLLOWED:
-            return self.closed(params["call_jaxpr"], values)
-        call = Call(self.tracer, name.lstrip("_"), jax.custom_jvp, tuple(values), {}, equation.outvars[0].aval)
-        if name == "_sinc_maclaurin" and not jaxpr_as_fun(params["call_jaxpr"])(*[jnp.zeros(x.shape, x.dtype) for x in params["call_jaxpr"].in_avals])[0].all():
-            raise call.refuse("a derivative of jnp.sinc; expected jnp.sinc itself")
-        meaning = self.table.get(name, _WITH_RULES.get(name))
-        if meaning is None:
-            raise call.refuse("not part of the score language")
-        return [meaning(call)]
-
-    def cond(self, branches: Sequence[Any], which: Any, values: Sequence[Any], looks: Sequence[Any]) -> list[Any]:
-        if not _depends(which):
-            which = self.tracer.capture(owned(which))
-        if isinstance(which, Capture):
-            which = which._read()
-        origin = self.origins.get(id(which), ("", None, None, None))
-        if origin[0] == "convert_element_type" and origin[1].dtype == bool:
-            which = origin[1]._read() if isinstance(origin[1], Capture) else origin[1]
-        results = [self.closed(branch, values) for branch in branches]
-        return [self.chosen(which, list(cases), look) for cases, look in zip(zip(*results), looks)]
-
-    def chosen(self, which: Symbols, cases: list[Any], look: Any) -> Any:
-        flag = Symbols(self.tracer, which._items * math.prod(look.shape), tuple(look.shape), which._dtype)
-        return _select(Call(self.tracer, "select_n", jax.lax.select_n, (flag, *cases), {}, look), {})
-
-    def scan(self, params: dict[str, Any], values: list[Any], looks: Sequence[Any]) -> list[Any]:
-        consts, carried = _scan_counts(params)
-        length = params["length"]
-        if length > MAX_STEPS:
-            raise NotImplementedError(f"a loop of {length} steps in a score or mask; at most {MAX_STEPS} are unrolled")
-        fixed, carry, over = values[:consts], values[consts : consts + carried], values[consts + carried :]
-        steps: dict[int, list[Any]] = {}
-        for at in reversed(range(length)) if params["reverse"] else range(length):
-            found = self.closed(params["jaxpr"], [*fixed, *carry, *[self.part(x, at) for x in over]])
-            carry, steps[at] = found[:carried], found[carried:]
-        stacked = []
-        for of_step, look in zip(zip(*[steps[at] for at in range(length)]), looks[carried:]):
-            if not any(map(_depends, of_step)):
-                stacked.append(jnp.stack(of_step))
-                continue
-            call = Call(self.tracer, "scan", jnp.stack, of_step, {}, look)
-            stacked.append(call.made([item for x in of_step for item in call.symbol(x)._items], look))
-        return [*carry, *stacked]
-
-    def part(self, value: Any, at: int) -> Any:
-        if isinstance(value, Capture):
-            value = value._read()
-        if not isinstance(value, Symbols):
-            return value[at]
-        inner = math.prod(value._shape[1:])
-        return self.tracer.symbol(value._items[at * inner : (at + 1) * inner], value._shape[1:], value._dtype)
-
-
-def _is_jax_own(source: Any, rule: Any) -> bool:
-    """Whether JAX made the function and its rule; not the user, of one of JAX's functions. source: what JAX knows of where the function was written."""
-    name, _, place = (source.func_src_info or "").partition(" at ")
-    path = pathlib.PurePath(place.rpartition(":")[0]).with_suffix("")
-    if not path.is_relative_to(_OWN) or _OWN not in (rule.debug_info.func_src_info or ""):
-        return False
-    module = sys.modules.get(".".join(("jax", *path.relative_to(_OWN).parts)))
-    made = getattr(module, name, None)
-    while made is not None and not isinstance(made, jax.custom_jvp):
-        made = getattr(made, "__wrapped__", None)
-    return made is not None and made.jvp is not None and _is_made_of(rule, made.jvp)
-
-
-def _is_made_of(rule: Any, function: Any) -> bool:
-    """Whether JAX wrapped this function into the rule. A user's defjvps() has the name and the place of one of JAX's: where JAX wrote what it makes of them."""
-    if isinstance(rule, types.FunctionType) and rule is not function:
-        return any(_is_made_of(cell.cell_contents, function) for cell in rule.__closure__ or () if filled(cell))
-    return rule is function or hasattr(rule, "f") and _is_made_of(rule.f, function)
-
-
-def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many of a scan's operands are constants, and how many are carried."""
-    if "ft_in" in params:  # JAX 0.12: trees of constants, carry and what is scanned
-        consts, carried, _ = [len(list(tree)) for tree in params["ft_in"].unpack()]
-        return consts, carried
-    return params["num_consts"], params["num_carry"]
-
-
-def _depends(value: Any) -> bool:
+def depends(value: Any) -> bool:
+    """On the pair."""
     return isinstance(value, (Symbols, Capture))
 
 
-def _computed(equation: Any, values: list[Any]) -> Sequence[Any]:
-    """By JAX; arrays of NumPy where it came of nothing but numbers that stand in the program."""
-    params = equation.primitive.get_bind_params(equation.params)
-    if any([isinstance(value, jax.Array) for value in values]):
-        found = equation.primitive.bind(*values, **params)
-    else:
-        with jax.ensure_compile_time_eval():
-            found = jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.extended) else np.asarray(x), equation.primitive.bind(*values, **params))
-    return found if equation.primitive.multiple_results else [found]
-
-
-def _known_case(values: Sequence[Any]) -> Any:
-    """Of a select_n whose case the program itself decides: jnp.var is NaN where there are too few elements. None: symbols decide, or each element has a
-    case of its own."""
-    which, *cases = values
-    if not isinstance(which, np.ndarray) or which.size == 0 or (which != which.flat[0]).any():
-        return None
-    return cases[int(which.flat[0])]
-
-
-def _select(call: Call, params: dict[str, Any]) -> Any:
+def select(call: Call, params: dict[str, Any]) -> Any:
     which, *cases = [call.symbol(value) for value in call.args]
     count = math.prod(call.result.shape)
     flags = which._items if len(which._items) == count else which._items * count
@@ -329,7 +107,7 @@ def _rows(capture: Capture, first: list[Any], sizes: Sequence[int]) -> Capture:
 
 def _elements(call: Call, operand: Any) -> Callable[[list[Any]], Any]:
     """Reads an element of an array, or chooses one of expressions."""
-    if not _depends(operand):
+    if not depends(operand):
         array = owned(operand)
         return lambda index: call.tracer.element(array, [_core.constant(i) for i in index])
     symbol = call.symbol(operand)
@@ -350,7 +128,46 @@ def _elements(call: Call, operand: Any) -> Callable[[list[Any]], Any]:
     return chosen
 
 
-def _running(fn: Callable[[Any, Any], Any]) -> Callable[[Call, dict[str, Any]], Any]:
+def _of_table(name: str) -> Primitive:
+    return lambda call, params: TABLE[name](call)
+
+
+def _reduced(fn: Callable[[Sequence[Any]], Any]) -> Primitive:
+    return lambda call, params: over_dims(call, fn, call.args[0], params["axes"])
+
+
+def _product_of_all(call: Call, params: dict[str, Any]) -> Any:
+    return over_dims(call, functools.partial(formulas.product, step=call.factor), call.args[0], params["axes"])
+
+
+def _truth_of_all(fn: Callable[[Sequence[Any]], Any]) -> Primitive:
+    def meaning(call: Call, params: dict[str, Any]) -> Any:
+        if call.result.dtype != bool:
+            raise call.refuse("bits of integers; expected booleans")
+        return over_dims(call, fn, call.args[0], params["axes"])
+
+    return meaning
+
+
+def _integer_pow(call: Call, params: dict[str, Any]) -> Any:
+    return TABLE["integer_pow"](Call(call.tracer, call.name, call.func, (*call.args, params["y"]), {}, call.result))
+
+
+def _round(call: Call, params: dict[str, Any]) -> Any:
+    return (TABLE["rint"] if int(params["rounding_method"]) == 1 else unary(round_half_away))(call)
+
+
+def _in_order(of_integers: str, of_reals: Callable[[Any, Any], Any]) -> Primitive:
+    """The order of jnp.sort, by which jnp.searchsorted, digitize and interp look: NaN is the last. JAX has made -0 a 0."""
+
+    def meaning(call: Call, params: dict[str, Any]) -> Any:
+        reals = any([jnp.issubdtype(value.dtype, jnp.floating) for value in call.args])
+        return (binary(of_reals) if reals else TABLE[of_integers])(call)
+
+    return meaning
+
+
+def _running(fn: Callable[[Any, Any], Any]) -> Primitive:
     """Each element with all before it along an axis."""
 
     def meaning(call: Call, params: dict[str, Any]) -> Any:
@@ -453,7 +270,7 @@ def _updated(call: Call, operand: Symbols, updates: Sequence[tuple[list[Any], li
     """The elements of operand, changed one after the other by updates: of an index, numbers or expressions, where the conditions beside it hold."""
     if len(operand._items) * len(updates) > MAX_UPDATES:
         raise call.refuse(f"{len(updates)} updates of {len(operand._items)} elements; at most {MAX_UPDATES} pairs of the two are unrolled")
-    change = _UPDATES[call.name]
+    change = call.times if call.name == "scatter-mul" else _UPDATES[call.name]
     items = []
     for place, item in zip(itertools.product(*map(range, operand._shape)), operand._items):
         of_item = []
@@ -485,7 +302,7 @@ def _dot_general(call: Call, params: dict[str, Any]) -> Any:
         return [[[x._items[i] for i in row] for row in rows] for rows in found.tolist()]
 
     both = zip(vectors(left, left_batch, left_sum), vectors(right, right_batch, right_sum))
-    return call.made([formulas.dot(a, b) for rows, columns in both for a in rows for b in columns], call.result)
+    return call.made([formulas.dot(a, b, call.factor) for rows, columns in both for a in rows for b in columns], call.result)
 
 
 def _place_of_extreme(call: Call, params: dict[str, Any]) -> Any:
@@ -504,22 +321,26 @@ def _reduce_precision(call: Call, params: dict[str, Any]) -> Any:
     return call.made([rounded(item) for item in call.symbol(call.args[0])._items], call.result)
 
 
-# Reals in the order of jnp.sort, by which jnp.searchsorted, digitize and interp look: NaN is the last. JAX has made -0 a 0.
-_ORDERED = {
-    "lt_to": binary(lambda a, b: (a < b) | (formulas.is_nan(b) & ~formulas.is_nan(a))),
-    "le_to": binary(lambda a, b: (a <= b) | formulas.is_nan(b)),
-}
-# Functions of JAX that have a rule for their derivative: what they compute has the same one; and others by their meaning.
-_FOLLOWED = ("_erfcx", "_softmax")
-_WITH_RULES = {"_sinc_maclaurin": unary(sinc_at_zero), "_xlogx": unary(xlogx)}
 _UPDATES: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("scatter", "dynamic_update_slice"), lambda item, update: update),
     "scatter-add": operator.add, "scatter-sub": operator.sub, "scatter-mul": operator.mul, "scatter-max": _core.maximum, "scatter-min": _core.minimum,
 }  # fmt: skip
-_MEANINGS = {
+_MEANINGS: dict[str, Primitive] = {
+    **{name: _of_table(name) for name in "abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil copy cos cosh eq erf erfc exp exp2 expm1".split()},
+    **{name: _of_table(name) for name in "floor ge gt le log log1p logistic lt mul ne neg or pow rsqrt sign sin sinh sqrt square".split()},
+    **{name: _of_table(name) for name in "stop_gradient sub tan tanh xor".split()},
+    **{name: _of_table(f"lax.{name}") for name in "max min div rem clamp".split()},
+    "not": _of_table("bitwise_not"),
+    "is_finite": _of_table("isfinite"), "convert_element_type": _of_table("astype"), "add_any": _of_table("add"),
+    "shift_left": _of_table("lshift"), "shift_right_arithmetic": _of_table("rshift"), "copy_p": _of_table("copy"), "name": _of_table("copy"),
+    "lt_to": _in_order("lt", lambda a, b: (a < b) | (formulas.is_nan(b) & ~formulas.is_nan(a))),
+    "le_to": _in_order("le", lambda a, b: (a <= b) | formulas.is_nan(b)),
+    **dict.fromkeys("broadcast_in_dim concatenate expand_dims pad reshape rev slice split squeeze stack tile transpose unstack".split(), _layout),
+    "reduce_sum": _reduced(formulas.total), "reduce_max": _reduced(formulas.largest), "reduce_min": _reduced(formulas.smallest),
+    "reduce_prod": _product_of_all, "reduce_and": _truth_of_all(formulas.all_of), "reduce_or": _truth_of_all(formulas.any_of),
+    "cumsum": _running(operator.add), "cumprod": lambda call, params: _running(call.times)(call, params),
+    "cummax": _running(_core.maximum), "cummin": _running(_core.minimum), "cumlogsumexp": _running(formulas.logaddexp),
     **dict.fromkeys(_UPDATES, _scatter), "dynamic_update_slice": _dynamic_update_slice,
-    "select_n": _select, "dynamic_slice": _dynamic_slice, "gather": _gather, "dot_general": _dot_general,
-    "cumsum": _running(operator.add), "cumprod": _running(operator.mul), "cummax": _running(_core.maximum), "cummin": _running(_core.minimum),
-    "cumlogsumexp": _running(formulas.logaddexp),
+    "select_n": select, "dynamic_slice": _dynamic_slice, "gather": _gather, "dot_general": _dot_general, "integer_pow": _integer_pow, "round": _round,
     "argmax": _place_of_extreme, "argmin": _place_of_extreme, "reduce_precision": _reduce_precision,
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from typing import Any, Callable
@@ -14,7 +15,9 @@ import numpy as np
 from ... import _core, formulas, special
 from ..._core import Type
 from ...framework_calls import Call
-from ...meanings import Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, rounding, same, shift, signature_of, stopped, unary
+from ...meanings import (
+    Meaning, binary, cast, elementwise, filled, inner, layout, matmul, multiplied, over_dims, reduction, rounding, same, shift, signature_of, stopped, unary,
+)  # fmt: skip
 
 
 def _clamp(min: Any, x: Any, max: Any) -> Any:
@@ -50,7 +53,7 @@ def _power(call: Call) -> Any:
     if isinstance(given[1], int) and not isinstance(given[1], bool):
         x = call.symbol(given[0])
         if call.tracer.type_of(call.result.dtype) == Type.integer:
-            return call.made([formulas.power(item, given[1]) for item in x._items], call.result)
+            return call.made([formulas.power(item, given[1], call.factor) for item in x._items], call.result)
     return binary(formulas.power)(call)
 
 
@@ -176,7 +179,6 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "cosh": formulas.cosh,
     **{name: getattr(special, name.replace("arc", "a")) for name in "atan arctan asin arcsin acos arccos asinh arcsinh acosh arccosh atanh arctanh".split()},
     "erfc": special.erfc,
-    "square": formulas.square,
     "reciprocal": lambda x: 1.0 / x,
     "neg": operator.neg,
     "negative": operator.neg,
@@ -208,8 +210,6 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
     "sub": operator.sub,
     "subtract": operator.sub,
-    "mul": operator.mul,
-    "multiply": operator.mul,
     "truediv": formulas.true_divide,
     "divide": formulas.true_divide,
     "true_divide": formulas.true_divide,
@@ -250,6 +250,9 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 TABLE: dict[str, Meaning] = {
     **{name: unary(fn) for name, fn in UNARY.items()},
     **{name: binary(fn) for name, fn in BINARY.items()},
+    "mul": multiplied,
+    "multiply": multiplied,
+    "square": lambda call: unary(lambda x: formulas.square(call.factor(x)))(call),
     **dict.fromkeys(("floordiv", "floor_divide"), _floor_divide),
     **dict.fromkeys(("lshift", "left_shift", "bitwise_left_shift"), shift(formulas.shift_left)),
     **dict.fromkeys(("rshift", "right_shift", "bitwise_right_shift"), shift(formulas.shift_right)),
@@ -282,7 +285,7 @@ TABLE: dict[str, Meaning] = {
     # reductions
     "sum": reduction(formulas.total, _REDUCTION, "axis"),
     "mean": reduction(formulas.mean, _REDUCTION, "axis"),
-    "prod": reduction(formulas.product, _REDUCTION, "axis"),
+    "prod": lambda call: reduction(functools.partial(formulas.product, step=call.factor), _REDUCTION, "axis")(call),
     "max": reduction(formulas.largest, _EXTREME, "axis"),
     "amax": reduction(formulas.largest, _EXTREME, "axis"),
     "min": reduction(formulas.smallest, _EXTREME, "axis"),
@@ -292,7 +295,7 @@ TABLE: dict[str, Meaning] = {
     "logsumexp": reduction(formulas.logsumexp, _EXTREME, "axis"),
     "norm": _norm,
     "dot": matmul,
-    "inner": matmul,
+    "inner": inner,
     "matmul": matmul,
     # jax.lax, where its functions of a name are others
     "lax.max": binary(_core.maximum),

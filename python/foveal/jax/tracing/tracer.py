@@ -2,7 +2,7 @@
 
 A symbol is an array of expressions with JAX's shape and dtype. While a function is traced it sees stand-ins for the modules of JAX and for
 their functions: a call on symbols is first evaluated abstractly by JAX, which checks the arguments and says the shape and dtype of the result;
-what it means for expressions stands in a table (table.py). A function that does not get through is traced by JAX itself (primitives.py); what
+what it means for expressions stands in a table (table.py). A function that does not get through is traced by JAX itself (jaxprs.py); what
 does not get through there, either, is refused.
 """
 
@@ -23,7 +23,7 @@ from ...captures import Capture
 from ...framework_calls import Call, CallTracer
 from ...symbols import Symbols
 from ..operands import owned
-from . import primitives
+from . import jaxprs
 from .table import TABLE, name_of
 
 _NARROW = {"uint8": (0, 256), "uint16": (0, 65536), "uint32": (0, 2**32), "int8": (128, 256), "int16": (32768, 65536)}
@@ -334,8 +334,8 @@ class JaxTracer(CallTracer):
             refusals.forget()
             del self.params[known:], self.arrays[known:]
             try:
-                return primitives.traced(self, TABLE, fn, arguments)
-            except primitives.OwnRule:
+                return jaxprs.traced(self, fn, arguments)
+            except jaxprs.OwnRule:
                 raise
             except Exception as unread:
                 if f"{__name__}.Symbol" in str(refused):  # JAX's own words of what it does not know, such as jax.jit's
@@ -348,7 +348,8 @@ class JaxTracer(CallTracer):
                     raise _restated(refused, f"{refused}; {hint}") from unread
                 if not isinstance(unread, (NotImplementedError, ValueError, jax.dtypes.TypePromotionError)):
                     raise refused from unread
-                raise _restated(refused, f"{refused}; traced by JAX: {str(unread).splitlines()[0]}") from unread
+                said = f"{refused}; " if str(refused) else ""  # NumPy's question for elements says nothing
+                raise _restated(refused, f"{said}traced by JAX: {str(unread).splitlines()[0]}") from unread
 
     def seen(self, value: Any) -> Any:
         """Results of foveal's own functions are arrays to a function that is traced, too."""

@@ -12,7 +12,7 @@ import torch
 
 from ... import _core, formulas, special
 from ...framework_calls import Call
-from ...meanings import Meaning, binary, elementwise, in_steps, rounding, shift, signature_of, unary
+from ...meanings import Meaning, binary, elementwise, in_steps, multiplied, rounding, shift, signature_of, unary
 from ...runtime_numbers import Number
 from ...symbols import Symbols
 from .dtypes import SIXTEEN_BITS
@@ -73,12 +73,19 @@ def _power(call: Call) -> Any:
     given = [*call.args, *call.kwargs.values()]
     if isinstance(given[1], int) and not call.result.dtype.is_floating_point:
         x = call.symbol(given[0])
-        return call.made([formulas.power(item, given[1]) for item in x._items], call.result)
+        return call.made([formulas.power(item, given[1], call.factor) for item in x._items], call.result)
     if call.result.dtype == torch.bfloat16 and type(given[1]) in (int, float) and given[1] in (3, -2):  # of which torch makes products
         x = call.symbol(given[0])
         squares = [call.step(item * item) for item in x._items]
         return call.made([square * item if given[1] == 3 else 1.0 / square for square, item in zip(squares, x._items)], call.result)
     return elementwise(lambda input, exponent: formulas.power(input, exponent), 2)(call)
+
+
+def _addcmul(call: Call) -> Any:
+    def found(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
+        return input + (call.times(_core.constant(value) * tensor1, tensor2))
+
+    return elementwise(found, 3)(call)
 
 
 def _logit(input: Any, eps: float | None = None, step: formulas.Step = lambda x: x) -> Any:
@@ -182,8 +189,8 @@ TABLE: dict[str, Meaning] = {
     "sub": in_steps(lambda input, other, *, alpha=1, step: input - (other if alpha == 1 else step(other * step(_core.constant(alpha)))), 2),
     "subtract": in_steps(lambda input, other, *, alpha=1, step: input - (other if alpha == 1 else step(other * step(_core.constant(alpha)))), 2),
     "rsub": in_steps(lambda input, other, *, alpha=1, step: other - (input if alpha == 1 else step(input * step(_core.constant(alpha)))), 2),
-    "mul": binary(operator.mul),
-    "multiply": binary(operator.mul),
+    "mul": multiplied,
+    "multiply": multiplied,
     "div": _div,
     "divide": _div,
     "true_divide": _divided(formulas.true_divide),
@@ -212,7 +219,7 @@ TABLE: dict[str, Meaning] = {
     "xlogy": in_steps(formulas.xlogy, 2),
     "copysign": binary(_copysign),
     "lerp": elementwise(lambda input, end, weight: formulas.lerp(input, end, weight), 3),
-    "addcmul": elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * tensor1 * tensor2, 3),
+    "addcmul": _addcmul,
     "addcdiv": elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * (tensor1 / tensor2), 3),
     "isclose": elementwise(lambda input, other, rtol=1e-5, atol=1e-8, equal_nan=False: formulas.is_close(input, other, rtol, atol, equal_nan), 2),
     "eq": binary(operator.eq),

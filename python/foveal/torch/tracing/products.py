@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import operator
 from typing import Any
 
 from ... import arrays, formulas
 from ...framework_calls import Call, flat
-from ...meanings import Meaning, matmul, signature_of
+from ...meanings import Meaning, inner, matmul, signature_of
 from ...symbols import MAX_UNROLL
 
 
@@ -26,7 +24,7 @@ def _linear(call: Call) -> Any:
     columns = [weight._items[at : at + inner] for at in range(0, len(weight._items), inner)]
     added = [0.0] * len(columns) if bias is None else bias._items * (len(columns) // len(bias._items))
     rows = [x._items[at : at + inner] for at in range(0, len(x._items), inner)]
-    return call.made([formulas.dot(row, column) + more for row in rows for column, more in zip(columns, added)], call.result)
+    return call.made([formulas.dot(row, column, call.factor) + more for row in rows for column, more in zip(columns, added)], call.result)
 
 
 def _einsum(call: Call) -> Any:
@@ -55,14 +53,14 @@ def _einsum(call: Call) -> Any:
                 x._items[sum([(at[name] if size != 1 else 0) * step for name, size, step in zip(own, x._shape, arrays.row_major(x._shape))])]
                 for own, x in zip(labels, operands)
             ]
-            terms.append(functools.reduce(operator.mul, factors))
+            terms.append(formulas.product(factors, call.factor))
         items.append(formulas.total(terms))
     return call.made(items, call.result)
 
 
 TABLE: dict[str, Meaning] = {
     "dot": matmul,
-    "inner": matmul,
+    "inner": inner,
     "matmul": matmul,
     "mv": matmul,
     "mm": matmul,

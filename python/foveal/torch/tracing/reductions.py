@@ -138,7 +138,7 @@ TABLE: dict[str, Meaning] = {
     "logsumexp": _reduction_in_steps(formulas.logsumexp),
     "count_nonzero": _reduction(lambda items: formulas.total([_core.to_boolean(x) for x in items])),
     "cumsum": _along(formulas.running_totals, of_integers=True),
-    "cumprod": _along(formulas.running_products, of_integers=True),
+    "cumprod": lambda call: _along(functools.partial(formulas.running_products, times=call.times), of_integers=True)(call),
     "softmax": _along(formulas.softmax),
     "log_softmax": _along(formulas.log_softmax),
     "var": _variance(lambda x: x),

@@ -8,7 +8,7 @@ from typing import Any, Callable, ClassVar, Sequence
 
 import torch
 
-from ... import arrays, refusals
+from ... import arrays, refusals, trace_key
 from ..._core import Expr, Param
 from ...captures import Capture
 from ...framework_calls import Call, symbolic
@@ -222,6 +222,7 @@ def _attribute(expr: Expr, name: str) -> Any:
     return getattr(Symbol(_of_thread.tracers[-1], [expr], (), DTYPES[expr.type]), name)
 
 
+trace_key.watch((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 Expr.__getattr__ = _attribute  # type: ignore[attr-defined]
 _TORCH_FUNCTION = classmethod(lambda cls, func, types, args=(), kwargs=None: dispatch.call(None, func, args, kwargs or {}))
 for _kind in (Expr, Capture, Number):
