@@ -6,9 +6,12 @@ import os
 import pathlib
 import sys
 
+import pytest
+
 # Tests compile thousands of small programs that each run once: XLA need not make them fast. Four devices are for the tests of sharding.
 FAST_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["XLA_FLAGS"] = f"{FAST_TO_COMPILE} {os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")  # of the references: no tf32 on GPUs
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would keep three quarters of a GPU that torch's tests use, too
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
@@ -39,3 +42,12 @@ def pytest_configure(config):
 
 def pytest_report_header(config):
     return f"left out, their packages are not installed: {', '.join(collect_ignore)}" if collect_ignore else None
+
+
+@pytest.fixture
+def jax_on_cpu():
+    """JAX's default device is a CPU, also where it has a GPU: of tests over meshes of CPUs, and of what only their values can tell."""
+    import jax
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
