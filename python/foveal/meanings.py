@@ -135,6 +135,16 @@ def matmul(call: Call) -> Any:
     return call.made([formulas.dot(row, b._items[column::width], call.factor) for row in rows for column in range(width)], call.result)
 
 
+def inner(call: Call) -> Any:
+    """Products of the rows of both, not of the rows of one and the columns of the other."""
+    a, b = (call.symbol(x) for x in call.bind(_TWO).values())
+    if not a._shape or not b._shape:
+        return multiplied(call)
+    length = a._shape[-1]
+    rows, others = ([x._items[at : at + length] for at in range(0, len(x._items), length)] for x in (a, b))
+    return call.made([formulas.dot(row, other, call.factor) for row in rows for other in others], call.result)
+
+
 def layout(numbers: Callable[[int, int, tuple[int, ...]], Any], values: Callable[[Any], list[int]]) -> Meaning:
     """Functions that only move elements: the framework's own, on the numbers of the elements.
 

@@ -961,3 +961,14 @@ def test_a_score_of_one_element_is_no_number():
         torch.nn.attention.flex_attention.flex_attention(q, q, q, lambda s, b, h, i, j: s[None])
     with pytest.raises(TypeError, match=r"array of shape \[1\]; expected one number"):
         foveal.torch.flex_attention(q, q, q, lambda s, b, h, i, j: s[None])
+
+
+@pytest.mark.parametrize("shapes", [((3, 4), (3, 4)), ((2, 4), (3, 4)), ((4,), (3, 4)), ((3, 4), (4,)), ((4,), (4,)), ((), (4,)), ((3, 4), ())])
+def test_inner_products_are_of_rows(shapes):
+    """Of the rows of both: those of the columns of the second came, where it has as many."""
+    a, b = (torch.randn(LEN, *shape, generator=GENERATOR, dtype=torch.float64) for shape in shapes)
+    for fn in (torch.inner, lambda x, y: (x + 0).inner(y)):
+        weights = torch.arange(1.0, torch.inner(a[0], b[0]).numel() + 1, dtype=torch.float64).reshape(torch.inner(a[0], b[0]).shape)
+        q = torch.zeros(1, LEN, 1, 1, dtype=torch.float64)
+        found = foveal.torch.attention(q, q[:, :1], q[:, :1], lambda s, b_, h, i, j: (fn(a[i], b[i]) * weights).sum(), return_lse=True)[1]  # noqa: B023
+        torch.testing.assert_close(found[0, 0], torch.stack([(fn(x, y) * weights).sum() for x, y in zip(a, b)]))

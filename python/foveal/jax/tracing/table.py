@@ -15,7 +15,9 @@ import numpy as np
 from ... import _core, formulas, special
 from ..._core import Type
 from ...framework_calls import Call
-from ...meanings import Meaning, binary, cast, elementwise, filled, layout, matmul, multiplied, over_dims, reduction, rounding, same, shift, signature_of, stopped, unary
+from ...meanings import (
+    Meaning, binary, cast, elementwise, filled, inner, layout, matmul, multiplied, over_dims, reduction, rounding, same, shift, signature_of, stopped, unary,
+)  # fmt: skip
 
 
 def _clamp(min: Any, x: Any, max: Any) -> Any:
@@ -293,7 +295,7 @@ TABLE: dict[str, Meaning] = {
     "logsumexp": reduction(formulas.logsumexp, _EXTREME, "axis"),
     "norm": _norm,
     "dot": matmul,
-    "inner": matmul,
+    "inner": inner,
     "matmul": matmul,
     # jax.lax, where its functions of a name are others
     "lax.max": binary(_core.maximum),

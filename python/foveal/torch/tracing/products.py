@@ -8,7 +8,7 @@ from typing import Any
 
 from ... import arrays, formulas
 from ...framework_calls import Call, flat
-from ...meanings import Meaning, matmul, signature_of
+from ...meanings import Meaning, inner, matmul, signature_of
 from ...symbols import MAX_UNROLL
 
 
@@ -60,7 +60,7 @@ def _einsum(call: Call) -> Any:
 
 TABLE: dict[str, Meaning] = {
     "dot": matmul,
-    "inner": matmul,
+    "inner": inner,
     "matmul": matmul,
     "mv": matmul,
     "mm": matmul,
