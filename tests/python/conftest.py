@@ -6,6 +6,8 @@ import os
 import pathlib
 import sys
 
+import pytest
+
 # Tests compile thousands of small programs that each run once: XLA need not make them fast. Four devices are for the tests of sharding.
 FAST_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ["XLA_FLAGS"] = f"{FAST_TO_COMPILE} {os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
@@ -40,3 +42,12 @@ def pytest_configure(config):
 
 def pytest_report_header(config):
     return f"left out, their packages are not installed: {', '.join(collect_ignore)}" if collect_ignore else None
+
+
+@pytest.fixture
+def jax_on_cpu():
+    """JAX's default device is a CPU, also where it has a GPU: of tests over meshes of CPUs, and of what only their values can tell."""
+    import jax
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield

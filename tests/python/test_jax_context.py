@@ -15,6 +15,7 @@ import foveal.jax  # noqa: E402
 
 DEVICES = jax.devices("cpu")
 pytestmark = [
+    pytest.mark.usefixtures("jax_on_cpu"),
     pytest.mark.skipif(len(DEVICES) < 4, reason="JAX was started with fewer than 4 devices"),
     pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="this JAX has no jax.shard_map"),
 ]

@@ -156,6 +156,8 @@ HOLDER = Holder()
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_calls_are_explained(name):
+    if name == "a program for other devices" and jax.default_backend() != "cpu":
+        pytest.skip("the program is for JAX's default device")
     call, words = WRONG[name]
     with pytest.raises((TypeError, ValueError, NotImplementedError, OverflowError), match=words) as caught:
         call()

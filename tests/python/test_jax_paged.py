@@ -80,6 +80,7 @@ def test_batches_and_their_gradients(dtype, seqlen, jit):
         close(found, expected, dtype)
 
 
+@pytest.mark.usefixtures("jax_on_cpu")  # lengths are looked at there
 def test_packed_queries():
     k, v, table = pools()
     q = queries(11, 4, 8)
@@ -154,6 +155,7 @@ def test_one_program_for_all_tables_and_lengths():
     close(outs[2], attend(q, k, v, BIAS, table, np.array([3, 3, 0, 3], np.int32)))
 
 
+@pytest.mark.usefixtures("jax_on_cpu")
 def test_the_backward_door_and_the_doors_for_all_arrays():
     k, v, table = pools()
     k, v, q = jnp.nan_to_num(k), jnp.nan_to_num(v), queries(4, 3, 4, 8)
@@ -171,6 +173,7 @@ def test_the_backward_door_and_the_doors_for_all_arrays():
 needs_devices = pytest.mark.skipif(len(jax.devices("cpu")) < 4, reason="JAX was started with fewer than 4 devices")
 
 
+@pytest.mark.usefixtures("jax_on_cpu")
 @needs_devices
 @pytest.mark.parametrize("b, h, heads, heads_kv", [(2, 2, 4, 2), (4, 1, 4, 2), (1, 4, 4, 2), (2, 2, 4, 1)])
 def test_jit_splits_the_batch_and_the_heads(b, h, heads, heads_kv):
@@ -188,6 +191,7 @@ def test_jit_splits_the_batch_and_the_heads(b, h, heads, heads_kv):
         close(found, expected)
 
 
+@pytest.mark.usefixtures("jax_on_cpu")
 @needs_devices
 def test_shard_map_over_the_batch():
     mesh = Mesh(np.array(jax.devices("cpu")[:4]), ("b",))
@@ -229,6 +233,7 @@ def test_export():
     ],
 )
 @pytest.mark.parametrize("door", [foveal.jax.attention, foveal.attention])
+@pytest.mark.usefixtures("jax_on_cpu")  # pages and lengths are looked at there
 def test_wrong_calls(change, error, words, door):
     k, v, table = pools()
     with pytest.raises(error, match=words):

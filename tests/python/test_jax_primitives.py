@@ -139,7 +139,10 @@ SCORES = {
     "grad": (lambda x: lambda s, b, h, i, j: jax.grad(lambda y: jnp.sin(y) * x[i, j])(s), B),
     "functions with JAX's own rules": (lambda x: lambda s, b, h, i, j: jax.nn.relu(s) + jax.nn.silu(x.T[i, j]) + jnp.logaddexp(s, x.T[j, i]), B),
     "functions with other rules of JAX's": (
-        lambda x: jax.jit(lambda s, b, h, i, j: jnp.sinc(x[i, j]) + jsp.entr(abs(s) + 0.1) + jsp.log_ndtr(s) + jsp.erfcx(s) + jsp.xlogy(s, abs(x[j, i]) + 0.5)), B
+        lambda x: jax.jit(lambda s, b, h, i, j: jnp.sinc(x[i, j]) + jsp.entr(abs(s) + 0.1) + jsp.log_ndtr(s) + jsp.xlogy(s, abs(x[j, i]) + 0.5)), B
+    ),
+    "derivatives of other functions of JAX's": (
+        lambda x: lambda s, b, h, i, j: s + jax.grad(lambda y: jnp.tanh(y) + jnp.arcsin(y / 9))(x[i, j]) + lax.logistic(jax.grad(jnp.tanh)(s)), B
     ),
     "a softmax": (lambda x: lambda s, b, h, i, j: jax.nn.softmax(jnp.stack([s, x[i, j], 2 * s]))[1], B),
     "booleans made in the function": (lambda x: lambda s, b, h, i, j: s + x[jnp.array([True, False, True, False, True, True, False])][j % 4], R),
@@ -177,8 +180,19 @@ SCORES = {
 }  # fmt: skip
 
 
+# What JAX makes of some functions differs between its versions: a rule of its own for sinc, and bits of numbers in erfcx.
+SINC_HAS_A_RULE = "_sinc_maclaurin" in str(jax.make_jaxpr(jnp.sinc)(1.0))
+ERFCX_HAS_BITS = "bitcast_convert_type" in str(jax.make_jaxpr(jsp.erfcx)(1.0))
+if not SINC_HAS_A_RULE:
+    SCORES["a derivative at a limit"] = (lambda x: lambda s, b, h, i, j: jax.grad(jnp.sinc)(s * (i != j)) * x[i, j] + jnp.sinc(jnp.round(x[j, i])), B)
+if not ERFCX_HAS_BITS:
+    SCORES["a function with a rule of JAX's"] = (lambda x: jax.jit(lambda s, b, h, i, j: s * x[i, j] + jsp.erfcx(s)), B)
+
+
 @pytest.mark.parametrize("name", SCORES)
 def test_scores(name):
+    if name == "interp" and jax.default_backend() == "gpu":
+        pytest.skip("it reads more tensors than GPU kernels in f64 take")
     compare(*SCORES[name])
 
 
@@ -232,7 +246,6 @@ REFUSED = {
     "a function that has a name in the table": (lambda s, b, h, i, j: s + jax.random.logistic(KEYS[j]), "of the name logistic that is not jax's own is not part of the score language"),
     "a derivative among foveal's functions": (lambda s, b, h, i, j: foveal.tanh(s) + slope(s), "of the name tanh that is not jax's own is not part of the score language"),
     "a function with a rule of JAX's": (lambda s, b, h, i, j: jnp.frexp(s)[0], "^foveal.jax.attention: jax's frexp is not part of the score language"),
-    "a derivative at a limit": (lambda s, b, h, i, j: jax.grad(jnp.sinc)(s), "a derivative of jnp.sinc; expected jnp.sinc itself"),
     "booleans that are computed": (lambda s, b, h, i, j: s + EDGES[jnp.arange(5) % 2 == 0][j % 3], "found a boolean expression.*expected some of NumPy's"),
     "booleans of another size": (lambda s, b, h, i, j: s + jnp.asarray(B)[i, jnp.array([True])][0], r"booleans of shape \[1\] index an array of shape \[7, 7\] from dimension 1"),
     "a loop whose end is not known": (lambda s, b, h, i, j: lax.while_loop(lambda y: y < 3, lambda y: y + 1, s), "while_loop is not part of the score"),
@@ -243,6 +256,12 @@ REFUSED = {
     "several results": (jax.jit(lambda s, b, h, i, j: (s, s)), "^foveal.jax.attention: the function returned 2 values; expected one number"),
     "sorted symbols": (lambda s, b, h, i, j: jnp.sort(jnp.stack([s, -s]))[0], "jax.sort in a score or mask: not part of the score language"),
 }  # fmt: skip
+
+
+if SINC_HAS_A_RULE:
+    REFUSED["a derivative at a limit"] = (lambda s, b, h, i, j: jax.grad(jnp.sinc)(s), "a derivative of jnp.sinc; expected jnp.sinc itself")
+if ERFCX_HAS_BITS:
+    REFUSED["bits of numbers"] = (lambda s, b, h, i, j: jax.jit(jsp.erfcx)(s), "jax.bitcast_convert_type in a score or mask: not part of the score language")
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -17,7 +17,7 @@ import foveal  # noqa: E402
 import foveal.jax  # noqa: E402
 
 DEVICES = jax.devices("cpu")
-pytestmark = pytest.mark.skipif(len(DEVICES) < 4, reason="JAX was started with fewer than 4 devices")
+pytestmark = [pytest.mark.usefixtures("jax_on_cpu"), pytest.mark.skipif(len(DEVICES) < 4, reason="JAX was started with fewer than 4 devices")]
 GATHERS = re.compile(r"\b(all-gather|all-to-all|collective-permute)(?:-start)?\(")
 FOUR = {"b": 4, "h": 1}
 

@@ -33,6 +33,7 @@ MAX_STEPS = 64  # of a loop that is unrolled
 # Functions of JAX that have a rule for their derivative: what they compute has the same one; and others by their meaning.
 _FOLLOWED = ("_erfcx", "_softmax")
 _WITH_RULES = {"_sinc_maclaurin": unary(sinc_at_zero), "_xlogx": unary(xlogx)}
+_EXPANDED = ("SearchSorted",)  # primitives of JAX 0.12 that it makes of others; the derivative is that of these
 _OWN = str(pathlib.Path(jax.__file__).parent)
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr"}
@@ -80,6 +81,8 @@ class _Reader:
             return [known]
         if name in _CALLS:
             return self.closed(params[_CALLS[name]], values)
+        if name == "call_hi_primitive" and type(params["_prim"]).__qualname__ in _EXPANDED and type(params["_prim"]).__module__.startswith("jax."):
+            return self.closed(jax.make_jaxpr(params["_prim"].expand)(*params["_prim"].in_avals), values)
         given, values = values, [value if at == 1 and name.startswith("scatter") else self.constants(value) for at, value in enumerate(values)]
         if name.startswith("custom_vjp_call"):
             raise OwnRule("a jax.custom_vjp inside a score or mask; its backward would be ignored: write its forward in place")

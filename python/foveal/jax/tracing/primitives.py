@@ -153,6 +153,16 @@ def _integer_pow(call: Call, params: dict[str, Any]) -> Any:
     return TABLE["integer_pow"](Call(call.tracer, call.name, call.func, (*call.args, params["y"]), {}, call.result))
 
 
+def _polynomial(call: Call, params: dict[str, Any]) -> Any:
+    """Of the first operand, by its coefficients from the constant on (JAX 0.12)."""
+    x, *coefficients = [call.symbol(value)._items for value in call.args]
+    items = []
+    for at in range(math.prod(call.result.shape)):
+        here, *lower = [of[at % len(of)] for of in (x, *reversed(coefficients))]
+        items.append(functools.reduce(lambda sum_so_far, next_one: call.times(sum_so_far, here) + next_one, lower))
+    return call.made(items, call.result)
+
+
 def _round(call: Call, params: dict[str, Any]) -> Any:
     return (TABLE["rint"] if int(params["rounding_method"]) == 1 else unary(round_half_away))(call)
 
@@ -342,5 +352,6 @@ _MEANINGS: dict[str, Primitive] = {
     "cummax": _running(_core.maximum), "cummin": _running(_core.minimum), "cumlogsumexp": _running(formulas.logaddexp),
     **dict.fromkeys(_UPDATES, _scatter), "dynamic_update_slice": _dynamic_update_slice,
     "select_n": select, "dynamic_slice": _dynamic_slice, "gather": _gather, "dot_general": _dot_general, "integer_pow": _integer_pow, "round": _round,
+    "polynomial": _polynomial, "one_minus_square": lambda call, params: unary(lambda x: (1 + x) * (1 - x))(call),
     "argmax": _place_of_extreme, "argmin": _place_of_extreme, "reduce_precision": _reduce_precision,
 }  # fmt: skip
