@@ -426,7 +426,8 @@ def _is_of_torch(method: Any, name: str) -> bool:
     return (getattr(method, "__module__", ""), getattr(method, "__qualname__", "")) == ("torch.nn.modules.module", name)
 
 
-_OF_NAMED_TUPLES = {name for name in vars(NamedTuple("_Plain", [("field", int)])) if name != "field"}
+_Plain = NamedTuple("_Plain", [("field", int)])  # has to live while its names are looked through
+_OF_NAMED_TUPLES = {name for name in vars(_Plain) if name != "field"}
 
 # How each kind of object is read.
 _Handler = Callable[[Walk, Any, "tuple[str, ...]", bool], None]

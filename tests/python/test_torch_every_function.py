@@ -1,5 +1,5 @@
-"""Every function of torch, torch.nn.functional, torch.special and torch.linalg in a score: what torch computes, or a clear refusal; never
-something else. What tracing accepts is tried further, gradients too, in test_torch_generated.py.
+"""Every function of torch, torch.nn.functional, torch.special and torch.linalg, and every method of tensors, in a score: what torch computes, or a
+clear refusal; never something else. What tracing accepts is tried further, gradients too, in test_torch_generated.py.
 
 One key for each query: the log of the softmax's denominator is the score, a weighted sum of all elements of what the function gives.
 """
@@ -16,22 +16,25 @@ from places import seeded
 
 N = 3  # examples
 GENERATOR = seeded(0)
-LEFT_OUT = set(  # what sets something for all, what opens files, and what asks about memory
-    "save load manual_seed seed compile vmap from_file from_numpy frombuffer fork wait prepare_multiprocessing_environment clear_autocast_cache init_num_threads "
-    "use_deterministic_algorithms import_ir_module import_ir_module_from_buffer parse_ir parse_schema resize_ resize_as_ share_memory_ register_hook apply_ map_ map2_ "
-    "register_post_accumulate_grad_hook requires_grad_ retain_grad backward pin_memory tolist numpy storage untyped_storage data_ptr autocast_increment_nesting "
-    "autocast_decrement_nesting pad_sequence searchsorted".split()  # the last: of what is not sorted
+LEFT_OUT = set(  # what sets something for all, opens files, moves tensors or asks about memory
+    "save load manual_seed seed compile vmap from_file from_numpy frombuffer fork wait prepare_multiprocessing_environment clear_autocast_cache "
+    "init_num_threads use_deterministic_algorithms import_ir_module import_ir_module_from_buffer parse_ir parse_schema resize_ resize_as_ "
+    "share_memory_ register_hook apply_ map_ map2_ register_post_accumulate_grad_hook requires_grad_ retain_grad backward pin_memory tolist numpy item "
+    "storage untyped_storage data_ptr autocast_increment_nesting autocast_decrement_nesting pad_sequence cuda xpu ipu to_mkldnn "
+    "index searchsorted".split()  # torch itself takes long for the former; the latter looks among what is not sorted
 )
 BEGINNINGS = ("_", "set_", "get_", "cudnn", "mkldnn", "miopen", "quantized", "fbgemm", "is_autocast")
 
 
 def functions_of(module, where):
-    for name, fn in sorted(vars(module).items()):
+    for name in dir(module):
+        fn = getattr(module, name)
         if callable(fn) and not isinstance(fn, type) and not name.startswith(BEGINNINGS) and name not in LEFT_OUT:
             yield f"{where}.{name}", fn
 
 
-FUNCTIONS = [each for module, where in ((torch, "torch"), (F, "F"), (torch.special, "special"), (torch.linalg, "linalg")) for each in functions_of(module, where)]
+PLACES = {"torch": torch, "F": F, "special": torch.special, "linalg": torch.linalg, "Tensor": torch.Tensor}
+FUNCTIONS = [each for where, module in PLACES.items() for each in functions_of(module, where)]
 
 
 def real(*shape, low=-2.0, high=2.0):
