@@ -40,7 +40,7 @@ FOVEAL_DEVICE double fv_floor_div(double a, double b) {
 /// Towards zero, saturating. NaN becomes 0, which the conversions of double and to 64 bits do not give.
 template <class Int, class T>
 FOVEAL_DEVICE Int fv_truncated(T x) {
-  return x == x ? Int(x) : Int(0);
+  return isnan(x) ? Int(0) : Int(x);
 }
 FOVEAL_DEVICE int fv_shift_left(int a, int b) { return b > 31 ? 0 : int(unsigned(a) << (b < 0 ? 0 : b)); }
 FOVEAL_DEVICE i64 fv_shift_left(i64 a, i64 b) { return i64((unsigned long long)(a) << (b < 0 ? 0 : b > 63 ? 63 : b)); }
