@@ -58,7 +58,7 @@ class PackedBackward final : public BackwardPass<float, GradientCall, GradientWo
  private:
   // ---------------------------------------------------------------------------------------------------------------- planning
 
-  bool scored() const { return ops_.unit == 0; }
+  bool scored() const { return s_.packed_form() == PackedForm::programs; }
   std::string path() const override { return scored() ? "backward.scored" : "backward.tiles"; }
   double products() const override { return 2.5; }
   void describe_strategy(Explanation& explanation) const override {

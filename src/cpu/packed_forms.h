@@ -56,8 +56,6 @@ class ByRows {
                        .max = state.max,
                        .sums = state.sums,
                        .scratch = worker.scratch,
-                       .spans = nullptr,
-                       .count = 0,
                        .multiplier = s_.scale.log2,
                        .dim = s_.dim,
                        .dim_v = s_.dim_v,
@@ -105,13 +103,9 @@ class ByPrograms {
                             .max = state.max,
                             .sum = state.sums,
                             .scratch = worker.scratch,
-                            .blocks = nullptr,
-                            .count = 0,
                             .log2 = s_.scale.log2,
                             .dim = s_.dim,
-                            .dim_v = s_.dim_v,
-                            .score = nullptr,
-                            .context = nullptr};
+                            .dim_v = s_.dim_v};
     blocks_.visit(ops_, sequence, call.data, begin, end, state, worker.tape_scratch, visit);
   }
   void add_sums(const PackedTile& state, float* sum) const { std::copy_n(state.sums, sums(), sum); }

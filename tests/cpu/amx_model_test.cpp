@@ -79,6 +79,8 @@ const Shape shapes[] = {
     {"scored_soft_infinity", "b1 h2 q70:140 d64 score=\"where(kv_idx % 3 == 0, -inf, score)\"", false},
     {"scored_adversarial", "b1 h2 q100:200 d64 inputs=adversarial score=\"score * 1.5\"", false},
     {"scored_lowest", "b1 h2 q70:300 d32 score=\"where(kv_idx < q_idx * 3, -3.4e38, score)\"", false},
+    // Keys that do not exist have dot products of 0, whose exponential, 2^128, would be no number.
+    {"scored_below", "b1 h2 q70:131 d64 score=\"score - 94.5\"", false},
     {"scored_rising", "b1 h1 q70:600 d64 score=\"score + 3 * kv_idx\"", false},
     {"masked_by_table", "b1 h2 q100:200 d64 mask=\"keep[q_idx, kv_idx]\" param=\"keep: boolean[100, 200]\"", false},
     {"masked_sink", "b1 h2 q70 d64 mask=\"(q_idx + kv_idx) % 3 != 0\" sink=s param=\"s: real[2]\"", false},

@@ -35,7 +35,6 @@ class AmxBackward : public AmxBackwardProducts<Tiles> {
   using Base::add_products, Base::clear, Base::jobs_, Base::kGranule, Base::kQuarters, Base::parts_of, Base::q_steps_, Base::run_jobs;
   using Base::steps_, Base::v_, Base::v_steps_;
   using typename Base::Steps;
-  using Layout = AmxBackwardLayout;
 
  public:
   static constexpr float kUnit = 8388608;  ///< of the exponential's argument: 2^23, so that its integer part lands in the exponent
@@ -45,20 +44,7 @@ class AmxBackward : public AmxBackwardProducts<Tiles> {
     pass.run();
   }
 
-  static constexpr PackedBackwardOps table() {
-    return {.lanes = Layout::kLanes,
-            .keys = Layout::kKeys,
-            .unit = kUnit,
-            .packed_bytes = Layout::packed_bytes,
-            .acc_bytes = Layout::acc_bytes,
-            .scratch_bytes = kScratch,
-            .row_dots = Layout::row_dots,
-            .pack_queries = Layout::pack_queries,
-            .pack_keys = Layout::pack_keys,
-            .visit = visit,
-            .write_queries = Layout::write_queries,
-            .write_keys = Layout::write_keys};
-  }
+  static constexpr PackedBackwardOps table() { return AmxBackwardLayout::table_of(kUnit, kScratch, visit); }
 
  private:
   static constexpr int kSlot = 8 * kTile;  ///< S and dP of a granule

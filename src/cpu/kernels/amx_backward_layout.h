@@ -12,6 +12,22 @@ struct AmxBackwardLayout {
   static std::size_t packed_bytes(int rows, int dim) { return static_cast<std::size_t>(rows) * round_up(dim, 32) * 2; }
   static std::size_t acc_bytes(int rows, int dim) { return static_cast<std::size_t>(rows) * round_up(dim, 32) * 4; }
 
+  /// The table of a kernel with this layout. unit: of its exponential's argument (PackedBackwardOps).
+  static constexpr PackedBackwardOps table_of(float unit, std::size_t scratch_bytes, void (*visit)(const BackwardVisit&)) {
+    return {.lanes = kLanes,
+            .keys = kKeys,
+            .unit = unit,
+            .packed_bytes = packed_bytes,
+            .acc_bytes = acc_bytes,
+            .scratch_bytes = scratch_bytes,
+            .row_dots = row_dots,
+            .pack_queries = pack_queries,
+            .pack_keys = pack_keys,
+            .visit = visit,
+            .write_queries = write_queries,
+            .write_keys = write_keys};
+  }
+
   /// result[row] = a . b, each row in 16 partial sums.
   static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) {
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));

@@ -277,19 +277,8 @@ class AmxForwards : AmxForwardLayout {
 
  public:
   static constexpr PackedForwardOps table() {
-    return {.layout = {.rows = kRows,
-                       .q_bytes = q_bytes,
-                       .acc_bytes = acc_bytes,
-                       .k_bytes = k_bytes,
-                       .v_bytes = v_bytes,
-                       .pack_q = pack_q,
-                       .pack_k = pack_k,
-                       .pack_v = pack_v,
-                       .write = write},
-            .block = block,
-            .scratch_bytes = scratch_bytes,
-            .visit = visit,
-            .add_sums = add_sums};
+    return {
+        .layout = layout_of<AmxForwardLayout>(kRows), .block = block, .scratch_bytes = scratch_bytes, .visit = visit, .add_sums = add_sums};
   }
 };
 

@@ -7,6 +7,20 @@ namespace {
 
 constexpr int kTile = 1024;
 
+/// The table of a layout of `rows` queries, from the functions of L.
+template <class L>
+constexpr PackedLayout layout_of(int rows) {
+  return {.rows = rows,
+          .q_bytes = L::q_bytes,
+          .acc_bytes = L::acc_bytes,
+          .k_bytes = L::k_bytes,
+          .v_bytes = L::v_bytes,
+          .pack_q = L::pack_q,
+          .pack_k = L::pack_k,
+          .pack_v = L::pack_v,
+          .write = L::write};
+}
+
 inline void store_tile(char* tile, const __m512i (&x)[16]) {
   for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, x[i]);
 }

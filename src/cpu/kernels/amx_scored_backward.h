@@ -19,26 +19,12 @@ template <class Tiles>
 class AmxScoredBackward : AmxBackwardProducts<Tiles> {
   using Base = AmxBackwardProducts<Tiles>;
   using Base::add_products, Base::kGranule, Base::kQuarters, Base::q_steps_, Base::run_jobs, Base::v_, Base::v_steps_;
-  using Layout = AmxBackwardLayout;
 
  public:
-  static constexpr PackedBackwardOps table() {
-    return {.lanes = Layout::kLanes,
-            .keys = Layout::kKeys,
-            .unit = 0,
-            .packed_bytes = Layout::packed_bytes,
-            .acc_bytes = Layout::acc_bytes,
-            .scratch_bytes = kScratch,
-            .row_dots = Layout::row_dots,
-            .pack_queries = Layout::pack_queries,
-            .pack_keys = Layout::pack_keys,
-            .visit = visit,
-            .write_queries = Layout::write_queries,
-            .write_keys = Layout::write_keys};
-  }
+  static constexpr PackedBackwardOps table() { return AmxBackwardLayout::table_of(0, kScratch, visit); }
 
  private:
-  static constexpr int kLd = Layout::kLanes;
+  static constexpr int kLd = Base::kLanes;
   static constexpr int kCells = kGranule * kLd;  ///< of a granule
   static constexpr std::size_t kScratch = 5 * kCells * sizeof(float) + Base::kForms;
   using ScoreSteps = SquareSteps<Tiles, kLd>;

@@ -71,18 +71,7 @@ template <class Tiles>
 class AmxScoredForward : AmxScoredLayout {
  public:
   static constexpr ScoredForwardOps table() {
-    return {.layout = {.rows = kLanes,
-                       .q_bytes = q_bytes,
-                       .acc_bytes = acc_bytes,
-                       .k_bytes = k_bytes,
-                       .v_bytes = v_bytes,
-                       .pack_q = pack_q,
-                       .pack_k = pack_k,
-                       .pack_v = pack_v,
-                       .write = write},
-            .block = kKeys,
-            .scratch_bytes = 2 * (kTileBytes + kWeightBytes),
-            .visit = visit};
+    return {.layout = layout_of<AmxScoredLayout>(kLanes), .block = kKeys, .scratch_bytes = 2 * (kTileBytes + kWeightBytes), .visit = visit};
   }
 
  private:

@@ -107,8 +107,8 @@ struct ForwardVisit {
   const void *q, *k, *v;    ///< packed; k and v: blocks of the whole sequence
   float *acc, *max, *sums;  ///< sums: two sets of 16 for each row; the first is live between visits
   void* scratch;
-  const KeySpan* spans;
-  int count;  ///< of spans
+  const KeySpan* spans = nullptr;
+  int count = 0;  ///< of spans
   float multiplier;
   int dim, dim_v, block;
 };
@@ -148,14 +148,14 @@ struct ScoredVisit {
   const void *q, *k, *v;   ///< packed; k and v: blocks of the whole sequence
   float *acc, *max, *sum;  ///< max in the numbers of a tile of scores
   void* scratch;
-  const ScoredBlock* blocks;
-  int count;
+  const ScoredBlock* blocks = nullptr;
+  int count = 0;
   float log2;  ///< a number of the tile times this is a score in base 2
   int dim, dim_v;
   /// Dot products in tile[key][lane] become scores, -inf where the mask drops a pair. True: largest[lane] is the largest score of each
   /// lane.
-  bool (*score)(const void* context, const ScoredBlock& block, float* tile, float* largest);
-  const void* context;
+  bool (*score)(const void* context, const ScoredBlock& block, float* tile, float* largest) = nullptr;
+  const void* context = nullptr;
 };
 
 /// A forward kernel for bf16 with scores and masks by programs (amx_scored_forward.h).
