@@ -61,8 +61,9 @@ class PeerTransport final : public Transport {
         time_limit_(options.time_limit),
         mailbox_(name, rank, size, options.time_limit),
         memory_(mailbox_, rank, size, device.index),
-        counts_(static_cast<std::size_t>(size)) {
+        peers_(static_cast<std::size_t>(size)) {
     mailbox_.while_waiting([this] { post_more(); });
+    memory_.before_unmapping([this](int rank, std::uint64_t slot) { let_go_of_flags(rank, slot); });
     const driver::Current current(device_);
     std::string why;
     try {
@@ -177,11 +178,13 @@ class PeerTransport final : public Transport {
   }
 
  private:
-  /// Slices of messages between this rank and another, those of one call counted together; and the
-  /// posts for which its lane has had no place yet.
-  struct Counts {
+  /// Another rank. Slices of messages between it and this one, those of one call counted together; the posts for which its lane has had
+  /// no place yet; and its flags.
+  struct Peer {
     std::atomic<std::uint32_t> awaited = 0, sent = 0;
     std::deque<Mailbox::Post> unposted{};
+    driver::DevicePointer flags = 0;  ///< of the other rank; 0 once it has left
+    std::uint64_t flags_slot = 0;
   };
   /// A rank that sends: its messages of a call have arrived when its flag is at `arrived`. posts: to it, up to this call's last.
   struct Source {
@@ -195,7 +198,7 @@ class PeerTransport final : public Transport {
     bool was_waited_for = false, has_begun = false;
     Clock::time_point begun{};
   };
-  Counts& of(int rank) { return counts_[static_cast<std::size_t>(rank)]; }
+  Peer& of(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   static void add(std::vector<Source>& sources, const Message& m, std::uint64_t posts) {
     for (Source& source : sources) {
       if (source.rank != m.peer) continue;
@@ -227,15 +230,15 @@ class PeerTransport final : public Transport {
       flags_ = reinterpret_cast<driver::DevicePointer>(there);
       planning::DeviceMemory& memory = cuda::cuda_memory(device_);
       memory.to_device(there, zeros.data(), zeros.size());
-      const std::uint64_t slot = memory_.place_of(there, zeros.size()).slot;
-      std::vector<std::uint64_t> slots(ranks);
-      mailbox_.gather(&slot, sizeof slot, slots.data());
-      their_flags_.resize(ranks);
+      const PeerMemory::Place place = memory_.place_of(there, zeros.size());
+      std::vector<PeerMemory::Place> places(ranks);
+      mailbox_.gather(&place, sizeof place, places.data());
       std::string why;
       for (int rank = 0; rank < size_ && why.empty(); ++rank) {
         if (rank == rank_) continue;
         try {
-          their_flags_[static_cast<std::size_t>(rank)] = memory_.mapped(rank, slots[static_cast<std::size_t>(rank)]);
+          const PeerMemory::Place& theirs = places[static_cast<std::size_t>(rank)];
+          of(rank).flags = memory_.mapped(rank, theirs.slot, theirs.generation), of(rank).flags_slot = theirs.slot;
           of(rank).sent = 1, of(rank).awaited = 1;
           write(stream_, Flag::arrived, rank, 1), write(stream_, Flag::ready, rank, 1);
         } catch (const Error& error) {
@@ -243,7 +246,7 @@ class PeerTransport final : public Transport {
         }
       }
       if (driver::api().stream_synchronize(stream_) != 0 && why.empty()) why = "a copy to another GPU failed";
-      mailbox_.gather(&slot, sizeof slot, slots.data());  // all have written
+      mailbox_.gather(&place, sizeof place, places.data());  // all have written
       std::vector<std::byte> found(zeros.size());
       memory.to_host(found.data(), there, found.size());
       for (int rank = 0; rank < size_ && why.empty(); ++rank)
@@ -357,6 +360,8 @@ class PeerTransport final : public Transport {
     };
     mailbox_.wait_until(is_posted, "to receive messages");
     const Mailbox::Post post = lane.posts[number % Mailbox::most_posts];
+    const driver::DevicePointer allocation = memory_.mapped(m.peer, post.allocation, post.generation);
+    if (allocation == 0) left(m.peer, "or released their memory before it received all messages");
     if (post.bytes != m.bytes || post.slices != static_cast<std::uint64_t>(m.slices)) {
       fail(base::join("rank ", m.peer, " waits for a message of ", post.bytes, " bytes in ", post.slices, " slices; it has one of ",
                       m.bytes, " in ", m.slices));
@@ -367,7 +372,7 @@ class PeerTransport final : public Transport {
       wait_for(stream_, Flag::ready, m.peer, of(m.peer).sent += static_cast<std::uint32_t>(to.slices));
     }
     lane.taken.store(number + 1, std::memory_order_release);
-    return memory_.mapped(m.peer, post.allocation) + post.offset;
+    return allocation + post.offset;
   }
 
   void copy_slice(const Message& m, driver::DevicePointer place, int slice) {
@@ -406,9 +411,19 @@ class PeerTransport final : public Transport {
     mailbox_.wait_until(has_come, "to come as far with its GPU");
   }
   /// Sets the flag that a peer waits for, once earlier work of the stream is done and visible to all.
-  void write(driver::StreamHandle stream, Flag flag, int peer, std::uint32_t value) const {
-    const driver::DevicePointer to = their_flags_[static_cast<std::size_t>(peer)] + flag_at(flag, rank_);
-    driver::call.stream_write_value(stream, to, value, 0);
+  void write(driver::StreamHandle stream, Flag flag, int peer, std::uint32_t value) {
+    if (of(peer).flags == 0) left(peer, flag == Flag::ready ? "before it sent all messages" : "before it received all messages");
+    driver::call.stream_write_value(stream, of(peer).flags + flag_at(flag, rank_), value, 0);
+  }
+  /// A rank leaves and gives its flags back: first all must have been written that streams are to write there.
+  void let_go_of_flags(int rank, std::uint64_t slot) noexcept {
+    if (of(rank).flags == 0 || of(rank).flags_slot != slot) return;
+    for (const driver::StreamHandle stream : {offers_, stream_}) driver::api().stream_synchronize(stream);
+    of(rank).flags = 0;
+  }
+  [[noreturn]] void left(int rank, const char* what) {
+    mailbox_.fail_for_left(rank, what);
+    while (true) mailbox_.throw_failure();  // another may be writing its own
   }
 
   /// The end begins: waits until nothing is under way, or all has failed.
@@ -487,10 +502,9 @@ class PeerTransport final : public Transport {
   bool shares_gpu_ = false;  ///< then a waiting kernel could keep the rank for which it waits from starting its own
   driver::StreamHandle stream_ = nullptr, offers_ = nullptr, rescue_ = nullptr;
   driver::DevicePointer flags_ = 0;  ///< of this rank
-  std::vector<driver::DevicePointer> their_flags_;
   Events events_;
-  std::vector<Counts> counts_;  ///< of each other rank
-  std::mutex mutex_;            ///< of all that follows
+  std::vector<Peer> peers_;
+  std::mutex mutex_;  ///< of all that follows
   std::condition_variable changed_;
   std::map<std::uint64_t, Ticket> tickets_;  ///< by their numbers
   std::uint64_t last_ = 0;

@@ -64,11 +64,11 @@ PeerMemory::Place PeerMemory::place_of(const void* memory, std::size_t bytes) co
   return place;
 }
 
-driver::DevicePointer PeerMemory::mapped(int rank, std::uint64_t slot) {
+driver::DevicePointer PeerMemory::mapped(int rank, std::uint64_t slot, std::uint64_t generation) {
   Mailbox::Rank& theirs = mailbox_.of(rank);
   const Mailbox::Allocation& allocation = theirs.allocations[slot];
   Mapped& known = mapped_[static_cast<std::size_t>(rank)][slot];
-  const std::uint64_t generation = allocation.generation.load(std::memory_order_acquire);
+  if (allocation.generation.load(std::memory_order_acquire) != generation) return 0;
   if (known.generation == generation) return known.address;
   unmap(known);
   if (theirs.process == mailbox_.of(rank_).process) {
@@ -109,8 +109,11 @@ void PeerMemory::collect_releases() {
     const std::uint64_t releases = theirs.releases.load(std::memory_order_acquire);
     std::atomic<std::uint64_t>& seen = mailbox_.of(rank_).releases_seen[rank];
     if (seen.load(std::memory_order_relaxed) == releases) continue;
-    for (auto& [slot, mapped] : mapped_[static_cast<std::size_t>(rank)])
-      if (mapped.generation != theirs.allocations[slot].generation.load(std::memory_order_acquire)) unmap(mapped);
+    for (auto& [slot, mapped] : mapped_[static_cast<std::size_t>(rank)]) {
+      if (mapped.generation == 0 || mapped.generation == theirs.allocations[slot].generation.load(std::memory_order_acquire)) continue;
+      if (before_unmapping_) before_unmapping_(rank, slot);
+      unmap(mapped);
+    }
     seen.store(releases, std::memory_order_release);
   }
   for (auto released = released_.begin(); released != released_.end();) {

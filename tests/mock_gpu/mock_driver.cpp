@@ -67,6 +67,12 @@ struct Object {
   void (*destroy)(void*);
 };
 
+bool is_allocated(DevicePointer at) {
+  const std::lock_guard lock(mutex);
+  const auto above = memory.upper_bound(at);
+  return above != memory.begin() && at - std::prev(above)->first < std::prev(above)->second;
+}
+
 }  // namespace
 
 void call_for_launches(OnLaunch call) { on_launch = call; }
@@ -316,6 +322,7 @@ Result cuGraphRetainUserObject(Graph graph, UserObject object, unsigned, unsigne
 
 Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std::size_t bytes, StreamHandle) {
   MAY_FAIL;
+  if (!is_allocated(to)) return invalid_value;
   return std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes), success;
 }
 Result cuMemcpy2DAsync_v2(const RowsCopy* copy, StreamHandle) {
@@ -339,6 +346,7 @@ Result cuMemHostGetDevicePointer_v2(DevicePointer* pointer, void* host, unsigned
 }
 Result cuStreamWriteValue32_v2(StreamHandle, DevicePointer to, std::uint32_t value, unsigned) {
   MAY_FAIL;
+  if (!is_allocated(to)) return invalid_value;
   return reinterpret_cast<std::atomic<std::uint32_t>*>(to)->store(value), success;
 }
 /// Streams are never behind: what they wait for, their thread waits for.

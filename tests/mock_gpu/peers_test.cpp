@@ -282,6 +282,32 @@ TEST(Peers, RanksThatLeaveAreReportedAtOnce) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
+/// Memory of a rank that left is another's soon: nothing is written there.
+TEST(Peers, NothingIsWrittenToRanksThatLeft) {
+  const auto error = [](bool rank_1_receives, auto&& fn) {
+    std::atomic<bool> posted = false;
+    return on_ranks(2, [&](Transport& transport) {
+      char word[8] = {};
+      if (transport.rank() == 1) {
+        if (rank_1_receives) transport.start_on({}, {}, {{0, transport.allocate(8), 8}});
+        posted = true;
+        return;
+      }
+      while (!posted) std::this_thread::yield();
+      for (int i = 0; i < 20; ++i) {  // sees what rank 1 gives back as it leaves, and lets go of it
+        transport.release(transport.allocate(8));
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      fn(transport, word);
+    })[0];
+  };
+  const auto receives = [](Transport& t, char*) { t.start_on({}, {}, {{1, t.allocate(8), 8}}); };
+  const auto sends = [](Transport& t, char* word) { t.start_on({}, {{1, word, 8}}, {}); };
+  EXPECT_NE(error(false, receives).find("rank 1 left before it sent all messages"), std::string::npos);
+  EXPECT_NE(error(false, sends).find("rank 1 left before it received all messages"), std::string::npos);
+  EXPECT_NE(error(true, sends).find("rank 1 left or released their memory before it received all messages"), std::string::npos);
+}
+
 /// Rows in slices, beside whole messages of the same call.
 TEST(Peers, MessagesMayComeInSlices) {
   constexpr std::size_t rows = 50, row_bytes = 24, bytes = rows * row_bytes;
