@@ -5,6 +5,7 @@
 // and at the end out = O / sum, lse = max + log(sum). Tasks are independent, so the result does not depend on the number of threads.
 #include "cpu/forward.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "cpu/forward_blocks.h"
@@ -22,10 +23,13 @@ class Forward final : public ForwardPass<Real, ForwardCall<Real>, ForwardWorker<
   using Worker = ForwardWorker<Real>;
 
  public:
-  explicit Forward(std::unique_ptr<const Setup<Real>> setup) : Base(std::move(setup)), blocks_(s_), splits_(s_) {
+  explicit Forward(std::unique_ptr<const Setup<Real>> setup) : Base(std::move(setup)), blocks_(s_), splits_(s_, blocks_.tile_bytes()) {
     this->memory_.bytes(&ForwardMemory::splits, splits_.bytes());
     blocks_.lay_out(this->worker_, this->tile_);
-    this->plan_tasks(splits_.several() ? 1 : this->tiles_per_task(blocks_.tile_bytes(), 32, 4));
+    if (splits_.heads() > 1)
+      this->plan_tasks_of_heads(splits_.heads());
+    else
+      this->plan_tasks(splits_.several() ? 1 : this->tiles_per_task(blocks_.tile_bytes(), 32, 4));
   }
 
  private:
@@ -45,34 +49,61 @@ class Forward final : public ForwardPass<Real, ForwardCall<Real>, ForwardWorker<
                [&](std::size_t i, Worker& worker) { run_task(call, tasks[i / splits], static_cast<int>(i % splits), worker); });
     if (!splits_.several()) return true;
     this->each(tasks.size(), workers, [&](std::size_t i, Worker& worker) {
-      const std::int64_t tile = tasks[i].tile_begin;
-      blocks_.finish(call, call.work->sequence(call.work->group(tasks[i])), call.work->tile(tile),
-                     splits_.merge(call.splits, tile, worker.lane_max, worker.factor), worker);
+      const Sequence& sequence = call.work->sequence(call.work->group(tasks[i]));
+      for (std::int64_t t = tasks[i].tile_begin; t < tasks[i].tile_end; ++t) {
+        const LaneTile& tile = call.work->tile(t);
+        splits_.merge(call.splits, t, tile.lanes(), worker.tiles[0], worker.factor);
+        blocks_.finish(call, sequence, tile, worker.tiles[0], worker);
+      }
     });
     return true;
   }
 
   void run_task(const Call& call, const Task& task, int split, Worker& worker) const {
-    const TileGroup& group = call.work->group(task);
-    const Sequence& sequence = call.work->sequence(group);
+    const Sequence& sequence = call.work->sequence(call.work->group(task));
     const int count = static_cast<int>(task.tile_end - task.tile_begin);
-    for (int t = 0; t < count; ++t) {
-      if (splits_.several()) static_cast<TileSums<Real>&>(worker.tiles[t]) = splits_.sums(call.splits, task.tile_begin + t, split);
-      blocks_.start(call, sequence, call.work->tile(task.tile_begin + t), split == 0, worker.tiles[t]);
-    }
+    for (int t = 0; t < count; ++t) blocks_.start(call, sequence, call.work->tile(task.tile_begin + t), split == 0, worker.tiles[t]);
     const std::int64_t blocks = sequence.blocks(s_.ops.block_kv);
     const auto end = static_cast<std::int32_t>(blocks * (split + 1) / splits_.count());
     for (auto block = static_cast<std::int32_t>(blocks * split / splits_.count()); (block = next_block(worker.tiles, count, block)) < end;
-         ++block) {
-      blocks_.prepare(call, sequence, group.kv_head, block, s_.drops_anywhere() || any_partial(worker.tiles, count, block), worker);
-      const NextKeys next = s_.next_keys(call.k, call.v, sequence, group.kv_head, block + 1);
-      for (int t = 0; t < count; ++t) {
-        next.fetch(t, count);
-        if (worker.tiles[t].block == block) blocks_.visit(call, sequence, worker.tiles[t], worker);
-      }
+         ++block)
+      visit_heads(call, task, block, worker);
+    for (int t = 0; t < count; ++t) {
+      const Tile& tile = worker.tiles[t];
+      if (splits_.several())
+        splits_.save(call.splits, task.tile_begin + t, split, tile.lanes.count, tile);
+      else
+        blocks_.finish(call, sequence, *tile.tile, tile, worker);
     }
-    if (splits_.several()) return;
-    for (int t = 0; t < count; ++t) blocks_.finish(call, sequence, *worker.tiles[t].tile, worker.tiles[t], worker);
+  }
+
+  /// A block of keys of each of the task's kv heads, and the tiles that visit it. Part by part, the next block of all heads is prefetched.
+  void visit_heads(const Call& call, const Task& task, std::int32_t block, Worker& worker) const {
+    const TileGroup& first = call.work->group(task);
+    const Sequence& sequence = call.work->sequence(first);
+    const auto tiles = task.tile_end - task.tile_begin;
+    const std::int64_t next = std::int64_t{block + 1} * s_.ops.block_kv, keys = std::max(0, s_.block_keys(sequence, block + 1));
+    for (std::int64_t t = 0, g = task.group; t < tiles; ++g) {
+      const TileGroup& group = call.work->groups[static_cast<std::size_t>(g)];
+      const std::int64_t end = std::min(task.tile_end, group.tile_end) - task.tile_begin;
+      if (splits_.from_memory()) {
+        const int heads = std::min(splits_.heads(), static_cast<int>(s_.problem.heads_kv) - first.kv_head);
+        call.k.fetch(sequence, next + keys * t / tiles, next + keys * end / tiles, first.kv_head, heads, s_.dim);
+        call.v.fetch(sequence, next + keys * t / tiles, next + keys * end / tiles, first.kv_head, heads, s_.dim_v);
+      }
+      visit_head(call, group, block, worker.tiles + t, static_cast<int>(end - t), worker);
+      t = end;
+    }
+  }
+  void visit_head(const Call& call, const TileGroup& group, std::int32_t block, Tile* tiles, int count, Worker& worker) const {
+    if (std::none_of(tiles, tiles + count, [&](const Tile& tile) { return tile.block == block; })) return;
+    const Sequence& sequence = call.work->sequence(group);
+    blocks_.prepare(call, sequence, group.kv_head, block, s_.drops_anywhere() || any_partial(tiles, count, block), worker);
+    const NextKeys next = s_.next_keys(call.k, call.v, sequence, group.kv_head, block + 1);
+    for (int t = 0; t < count; ++t) {
+      if (splits_.heads() == 1) next.fetch(t, count);
+      if (tiles[t].block == block) blocks_.visit(call, sequence, tiles[t], worker);
+    }
   }
 
   const ForwardBlocks<Real> blocks_;

@@ -38,7 +38,12 @@ class ForwardPass : public TiledPass<Real, Call, Worker, Tasks> {
 
   void plan_tasks(int tiles_per_task) {
     tiles_per_task_ = tiles_per_task;
-    this->plan(tiles_per_task, static_cast<std::size_t>(s_.planner.max_tiles()) * sizeof(Task) + 64);
+    this->plan(tiles_per_task, list_bytes());
+  }
+  /// All tiles of some kv heads.
+  void plan_tasks_of_heads(int heads) {
+    tiles_per_task_ = heads * static_cast<int>(s_.planner.max_tiles_per_group()), heads_per_task_ = heads;
+    this->plan(tiles_per_task_, list_bytes());
   }
   /// As many tiles, up to `most`, as fit in L2 with their state while there are still `tasks` tasks.
   int tiles_per_task(std::size_t tile_bytes, std::int64_t tasks, std::int64_t most) const {
@@ -50,11 +55,16 @@ class ForwardPass : public TiledPass<Real, Call, Worker, Tasks> {
   double products() const final { return 1.0; }
   void describe_strategy(Explanation& explanation) const override {
     explanation.details.emplace_back("tiles in a task", std::to_string(tiles_per_task_));
+    if (heads_per_task_ > 1) explanation.details.emplace_back("kv heads in a task", std::to_string(heads_per_task_));
   }
-  Tasks make_lists(const Work& work) const final { return work.tasks(tiles_per_task_); }
+  Tasks make_lists(const Work& work) const final {
+    return heads_per_task_ > 1 ? work.tasks_of_groups(heads_per_task_) : work.tasks(tiles_per_task_);
+  }
 
  private:
-  int tiles_per_task_ = 1;
+  std::size_t list_bytes() const { return static_cast<std::size_t>(s_.planner.max_tiles()) * sizeof(Task) + 64; }
+
+  int tiles_per_task_ = 1, heads_per_task_ = 1;
 };
 
 }  // namespace foveal::cpu

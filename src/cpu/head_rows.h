@@ -95,6 +95,14 @@ class KeyBlocks {
     }
     return {copy, dim_, 1, rows_.dtype};
   }
+  /// Prefetches keys `first` to `last` of a sequence to L2, of several heads from `head` on whose rows lie side by side.
+  void fetch(const Sequence& sequence, std::int64_t first, std::int64_t last, std::int64_t head, int heads, int dim) const {
+    const std::int64_t bytes = std::int64_t{heads} * dim * static_cast<std::int64_t>(size_of(rows_.dtype));
+    for (std::int64_t key = first; key < last; ++key) {
+      const KeyRows row = pages_ ? on_page(sequence, key, head) : rows_.keys(sequence.batch, sequence.kv_begin + key, head);
+      for (std::int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(static_cast<const char*>(row.data) + byte, 0, 2);
+    }
+  }
   /// The same block, to prefetch; of a block that spans pages, the first page.
   NextRows next(const Sequence& sequence, std::int64_t key, int keys, std::int64_t head, int dim) const {
     if (keys <= 0) return {{nullptr, 0, 1, rows_.dtype}, 0, dim};

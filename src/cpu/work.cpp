@@ -88,6 +88,11 @@ std::size_t bytes_of(std::int64_t count) {
   return static_cast<std::size_t>(count) * sizeof(T) + gap;
 }
 
+void sort_longest_first(Tasks& tasks) {
+  std::sort(tasks.begin(), tasks.end(),
+            [](const Task& a, const Task& b) { return a.cost != b.cost ? a.cost > b.cost : a.tile_begin < b.tile_begin; });
+}
+
 /// A row of tiles, as offsets into Work::runs.
 struct Row {
   std::int64_t begin, end, blocks;
@@ -284,8 +289,21 @@ Tasks Work::tasks(int tiles_per_task) const {
       for (std::int64_t i = t; i < task.tile_end; ++i) task.cost += tiles[static_cast<std::size_t>(i)].blocks;
       tasks.push_back(task);
     }
-  std::sort(tasks.begin(), tasks.end(),
-            [](const Task& a, const Task& b) { return a.cost != b.cost ? a.cost > b.cost : a.tile_begin < b.tile_begin; });
+  sort_longest_first(tasks);
+  return tasks;
+}
+
+Tasks Work::tasks_of_groups(int most) const {
+  std::pmr::vector<Task> tasks(memory());
+  tasks.reserve(groups.size());
+  for (std::size_t g = 0; g < groups.size();) {
+    Task task{static_cast<std::int64_t>(g), groups[g].tile_begin, groups[g].tile_end, 0, 0};
+    const std::size_t first = g;
+    for (; g < groups.size() && g - first < static_cast<std::size_t>(most) && groups[g].sequence == groups[first].sequence; ++g)
+      task.tile_end = groups[g].tile_end, task.cost += groups[g].blocks;
+    tasks.push_back(task);
+  }
+  sort_longest_first(tasks);
   return tasks;
 }
 

@@ -58,7 +58,7 @@ struct TileGroup {
   std::int64_t blocks;
 };
 
-/// Tiles [begin, end) of one group.
+/// Tiles [begin, end) of one group, or of this group of a sequence and the next ones.
 struct Task {
   std::int64_t group, tile_begin, tile_end;
   std::int64_t share;  ///< of its group's tiles, in Work::shares()
@@ -91,8 +91,10 @@ struct Work {
 
   /// Also for lists about this work.
   std::pmr::memory_resource* memory() const { return tiles.get_allocator().resource(); }
-  /// Tasks of up to `tiles_per_task` tiles, longest first (LPT order).
+  /// Tasks of up to `tiles_per_task` tiles of a group, longest first (LPT order).
   Tasks tasks(int tiles_per_task) const;
+  /// Tasks of all tiles of up to `groups` groups of a sequence, longest first.
+  Tasks tasks_of_groups(int groups) const;
   /// Each group cut into `shares` tasks of about equal cost, in order of group and share; some may be empty.
   Tasks shares(std::int64_t shares) const;
 };

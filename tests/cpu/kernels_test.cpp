@@ -94,6 +94,9 @@ const Shape shapes[] = {
     {"decode_six_lanes", "b1 h4:2 q3:77 d24:80 mask=causal_bottom_right() score=softcap(4)"},
     {"decode_seven_lanes", "b1 h14:2 q1:64 d17 scale=-0.4"},
     {"decode_eight_lanes", "b2 h4:1 q2:129 d32 score=\"score + bias[head, q_idx, kv_idx]\" param=\"bias: real[4, 2, 129] grad\""},
+    {"decode_heads_together", "b2 h7 q1:1100 d40:24 mask=\"window(900) & (kv_idx % 5 != 1)\" sink=s param=\"s: real[7] normal(2) grad\""},
+    {"decode_heads_that_differ", "b1 h12:6 q1:1500 d32 mask=\"kv_idx >= 200 * head\" layout=sbhd", false},
+    {"decode_heads_of_packed", "b3 h6:3 q2:190 d32 lengths=1:170,2:190,2:5"},
     {"decode_lengths", "b3 h4:2 q2:120 d32 lengths=1:70,2:120,2:5"},
     {"few_queries", "b1 h6:2 q11:97 d48:80"},
     {"one_kv_head", "b1 h5:1 q70:64 d32"},
@@ -284,6 +287,39 @@ TEST(CpuPlans, TilesOfFewLanesHaveKernelsOfTheirOwn) {
       EXPECT_EQ(kernel(target, base::join(type, " b1 h3 q1:70")), decode) << target;
       EXPECT_EQ(kernel(target, base::join(type, " b1 h", lanes, ":1 q1:70")), decode) << target;
       EXPECT_EQ(kernel(target, base::join(type, " b1 h", lanes + 1, ":1 q1:70")).find("decode"), std::string::npos) << target;
+    }
+  }
+}
+
+TEST(CpuPlans, HeadsThatLieSideBySideAreWalkedTogether) {
+  const auto plans = [](const std::string& text) {
+    const problem::Line line = problem::parse_line("forward f32 " + text);
+    problem::CaseData data(line);
+    std::string heads = "1 head", splits = "1 split";
+    for (const auto& [name, value] :
+         plan(line.attention, data.forward_inputs(), data.forward_outputs(), {.backend = "cpu"}).explain().details) {
+      if (name == "kv heads in a task") heads = value + " heads";
+      if (name == "split-KV") splits = value.substr(0, value.find(" of"));
+    }
+    return heads + ", " + splits;
+  };
+  if (decode_table(available_targets().front(), problem::parse_line("forward f32 b1 h1 q1:1 d1")) == nullptr) GTEST_SKIP();
+  EXPECT_EQ(plans("b1 h32 q1:4096 d16"), "32 heads, 16 splits");
+  EXPECT_EQ(plans("b1 h32 q1:4096 d16 layout=bhsd"), "1 head, 1 split");
+  EXPECT_EQ(plans("b16 h12 q1:128 d64"), "12 heads, 1 split");  // as many tasks as sequences
+  EXPECT_EQ(plans("b1 h12 q1:100 d64"), "12 heads, 1 split");   // small
+  EXPECT_EQ(plans("b1 h8:1 q1:8192 d16"), "1 head, 16 splits");
+  EXPECT_EQ(plans("b1 h8:4 q1:8192 d16 pages=64"), "4 heads, 16 splits");
+  EXPECT_EQ(plans("b2 h8 q1:300 d1024"), "1 head, 1 split");  // a block of two heads is more than the share of L2
+}
+
+/// More than an L3: the rows of all heads are prefetched in the order of memory.
+TEST(CpuPlans, KeysFromMemoryAreRight) {
+  for (const char* text : {"f64 b1 h9 q1:4000 d64", "f64 b2 h10:5 q1:4200 d64:50 pages=48 seqlens_kv=4100,3000"}) {
+    const check::Checker check(problem::parse_line(std::string("forward ") + text));
+    for (const std::string& target : available_targets()) {
+      const check::Report report = check({.backend = "cpu", .target = target});
+      EXPECT_TRUE(report.pass) << report.line << "\n  on " << report.kernel << ": " << report.failure;
     }
   }
 }

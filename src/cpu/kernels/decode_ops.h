@@ -8,8 +8,8 @@ namespace foveal::cpu {
 namespace {
 
 template <class V, DType stored>
-struct DecodeOps : PlainOps<V, 16, 128> {
-  using Base = PlainOps<V, 16, 128>;
+struct DecodeOps : PlainOps<V, 16, 64> {
+  using Base = PlainOps<V, 16, 64>;
   using typename Base::Real;
   using Vec = typename V::Vec;
   static constexpr int W = V::width, ld = Base::kTileLanes;
