@@ -644,6 +644,16 @@ TEST_F(Command, RunDoesNotReplaceItsInputs) {
   EXPECT_NE(ran.err.find("out.npy is an input"), std::string::npos) << ran.err;
 }
 
+TEST_F(Command, RunSaysWhichOptionIsNoExpression) {
+  write_tensors(inputs(), path("in.npz"));
+  const std::string files = "run " + path("in.npz") + " -o " + path("out.npz");
+  for (const std::string option : {"--mask", "--score"}) {
+    const Ran ran = run(files + " " + option + " 'kv_idx <='");
+    EXPECT_EQ(ran.code, 2) << ran.out;
+    EXPECT_NE(ran.err.find(": " + option + ": line 1, column 10: expected a value"), std::string::npos) << ran.err;
+  }
+}
+
 TEST_F(Command, RunTakesTensorsThatNoScoreCanName) {
   std::vector<Tensor> tensors = inputs();
   tensors.push_back(make_tensor("model.layers.0", DType::f32, {4}));
