@@ -479,6 +479,11 @@ TEST_F(Command, ExplainDrawsTheMask) {
   EXPECT_NE(run("explain --png " + path("no") + "/folder.png " + line).code, 0);
 }
 
+TEST_F(Command, ExplainDrawsASingleTask) {
+  const Ran ran = run("explain --draw --threads 1 --png " + path("mask.png") + " 'forward f32 q8 d8'");
+  EXPECT_NE(ran.out.find("\n1 task, which owns queries; 1 thread at a time\n"), std::string::npos) << ran.out << ran.err;
+}
+
 TEST_F(Command, ExplainDrawsTheScheduleOfAGpuThatIsNotHere) {
   const std::string line = "'backward bf16 h2 q1024 d64 mask=\"causal()\" device=cuda'";
   const Ran ran = run("explain --arch sm_90 --draw " + line);
