@@ -87,8 +87,8 @@ MaskPicture::MaskPicture(const problem::Line& line, const TileSchedule& schedule
     if (row.batch == batch && row.head <= head && head < row.head + row.heads) taken_.push_back(row);
   }
   if (tasks_ > 0)
-    order_ = fmt::format("{} tasks, which own {}; {} {}{} at a time", tasks_, rows_are_keys_ ? "keys" : "queries", schedule.teams,
-                         schedule.team, schedule.teams == 1 ? "" : "s");
+    order_ = fmt::format("{} {}; {} {}{} at a time", tasks_ == 1 ? "1 task, which owns" : fmt::format("{} tasks, which own", tasks_),
+                         rows_are_keys_ ? "keys" : "queries", schedule.teams, schedule.team, schedule.teams == 1 ? "" : "s");
 }
 
 std::string MaskPicture::tasks_of(std::int64_t begin, std::int64_t end) const {
@@ -162,7 +162,7 @@ std::vector<std::byte> MaskPicture::png() const {
   const std::string widest_legend = fmt::format("task {}, the last to start", tasks_);
   const std::int64_t words = std::max({width_of(place_), width_of(order_), where.left + width_of("0 keys " + std::to_string(seqlen_kv_)),
                                        2 * swatch + width_of(widest_legend)});
-  const std::int64_t legend_lines = static_cast<std::int64_t>(tile_names.size()) + (taken_.empty() ? 0 : 2);
+  const std::int64_t legend_lines = static_cast<std::int64_t>(tile_names.size()) + (taken_.empty() ? 0 : std::min<std::int64_t>(tasks_, 2));
   Image image(static_cast<int>(std::max(where.left + where.width, margin + words) + margin),
               static_cast<int>(where.legend + legend_lines * line_height + margin), paper);
   draw_tiles(image, where);
@@ -217,9 +217,10 @@ void MaskPicture::write_words(Image& image, const Layout& where) const {
     y += line_height;
   };
   for (std::size_t tile = tile_names.size(); tile-- > 0;)
-    legend(tile_colours[tile], fmt::format("{}: {} tiles", tile_names[tile], tiles_of_each_[tile]));
+    legend(tile_colours[tile], fmt::format("{}: {} tile{}", tile_names[tile], tiles_of_each_[tile], tiles_of_each_[tile] == 1 ? "" : "s"));
   if (taken_.empty()) return;
-  legend(task_colour(0, tasks_), "task 0, the first to start");
+  legend(task_colour(0, tasks_), tasks_ == 1 ? "task 0" : "task 0, the first to start");
+  if (tasks_ == 1) return;
   legend(task_colour(tasks_ - 1, tasks_), fmt::format("task {}, the last to start", tasks_ - 1));
 }
 

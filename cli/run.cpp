@@ -14,6 +14,7 @@
 #include "problem/call.h"
 #include "score/names.h"
 #include "score/node.h"
+#include "score/parse.h"
 #include "validators.h"
 
 namespace foveal::cli {
@@ -152,8 +153,8 @@ void run(const Options& options) {
     declared.push_back(param_of(*tensor));
     bound.push_back({declared.back(), tensor->view()});
   }
-  if (!options.score.empty()) attention.score_mod = parse(options.score, declared);
-  if (!options.mask.empty()) attention.mask = parse(options.mask, declared);
+  if (!options.score.empty()) attention.score_mod = scoring::parse(options.score, declared, "--score");
+  if (!options.mask.empty()) attention.mask = scoring::parse(options.mask, declared, "--mask");
   if (!options.sink.empty()) attention.sink = param_of(inputs.at(options.sink));
   attention.scale = options.scale;
   attention.dropout_p = options.dropout_p;

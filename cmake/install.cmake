@@ -1,4 +1,4 @@
-# cmake --install: the library, its public headers, a CMake package (find_package(foveal)) and a pkg-config file.
+# cmake --install: the library, its public headers and licence, a CMake package (find_package(foveal)) and a pkg-config file.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -8,6 +8,7 @@ install(TARGETS foveal EXPORT foveal_targets
 if(FOVEAL_PRECOMPILED_KERNELS)
   install(DIRECTORY ${FOVEAL_KERNELS} DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY include/foveal ${FOVEAL_GENERATED}/foveal DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/foveal)

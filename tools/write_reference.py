@@ -23,15 +23,24 @@ def signature(node):
     return f"{node.name}({ast.unparse(node.args)}){returns}"
 
 
-def entry(node, name, level):
+
+def fields(node, source):
+    """The fields of a class as they stand, with their comments."""
+    lines = source.read_text().splitlines()
+    found = [member for member in node.body if isinstance(member, ast.AnnAssign)] if isinstance(node, ast.ClassDef) else []
+    return [lines[member.lineno - 1] for member in found if not member.target.id.startswith("_")]
+
+
+def entry(node, name, level, source):
     text = ast.get_docstring(node)
     if not text:
         return []
-    lines = ["#" * level + f" {name}", "", "```py", textwrap.fill(signature(node), 110, subsequent_indent="    "), "```", "", *prose(text), ""]
+    lines = ["#" * level + f" {name}", "", "```py", textwrap.fill(signature(node), 110, subsequent_indent="    ")]
+    lines += [*fields(node, source), "```", "", *prose(text), ""]
     if isinstance(node, ast.ClassDef):
         for member in node.body:
             if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
-                lines += entry(member, f"{name}.{member.name}", level + 1)
+                lines += entry(member, f"{name}.{member.name}", level + 1, source)
     return lines
 
 
@@ -60,27 +69,74 @@ def definitions(path):
     return {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
 
 
+def public(path):
+    """The names in a package's __all__."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+            return set(ast.literal_eval(node.value))
+    sys.exit(f"{path}: no __all__")
+
+
 def exported(path):
     """name: file, of what a package imports from its own modules, in the order in which it does."""
     names = {}
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module and node.module != "_core":
-            target = path.parent / f"{node.module}.py"
-            names.update({alias.name: target for alias in node.names if not alias.name.startswith("_")})
-    return names if path.name == "__init__.py" else {}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            names.update({alias.name: path.parent / f"{node.module or alias.name}.py" for alias in node.names})
+    return names
+
+
+def of_extension(name, text):
+    """(signature, meaning) of what the extension has under this name, as this text binds it; an attribute has no meaning. None: it does not."""
+    literal = r'"((?:[^"\\]|\\.)*)"'
+    if found := re.search(rf'nb::class_<\w+>[\w ]*\(m, "{name}", {literal}', text):
+        return name, found[1]
+    if found := re.search(rf'nb::exception<[\w:]+>\(m, "{name}".*?__doc__"\) =\s*{literal}', text, re.DOTALL):
+        return name, found[1]
+    if found := re.search(rf'\b(unary|function2)\("{name}",.*?{literal}\);', text):
+        return f"{name}({'x' if found[1] == 'unary' else 'a, b'})", found[2]
+    if found := re.search(rf'm\.def\(\s*"{name}",.*?{literal}\);', text, re.DOTALL):
+        arguments = re.findall(r'nb::arg."(.+?)"', found[0])
+        return f"{name}({', '.join(arguments)})", found[1]
+    return (name, "") if re.search(rf'm\.attr\("{name}"\)', text) else None
+
+
+def extension(package, names):
+    """Tables of these names of the extension: the score language, whose symbols have no text of their own, and the others."""
+    sources = {path.name: path.read_text() for path in (PACKAGE.parent / "src").glob("*.cpp")}
+    score = sources.pop("score.cpp")
+    language = {name: row for name in names if (row := of_extension(name, score))}
+    others = {name: of_extension(name, "\n".join(sources.values())) for name in names if name not in language}
+    if missing := [name for name, row in others.items() if row is None]:
+        sys.exit(f"{package}: python/src says nothing of {', '.join(missing)}")
+    symbols = ", ".join(f"`{package}.{name}`" for name, row in language.items() if not row[1])
+    lines = ["### Expressions", "", f"The symbols of [the score language](../score-language.md) are {symbols}. Functions take expressions and numbers.", ""]
+    for rows in (language, others):
+        lines += ["| name | meaning |", "|---|---|"]
+        lines += [f"| `{package}.{name}` | {meaning} |" for name, meaning in rows.values() if meaning]
+        lines += [""] if rows is others else ["", "### Errors, threads and targets", ""]
+    return lines
 
 
 def python():
-    lines = ["# Python reference", "", "Every public function, from the docstrings. `foveal` itself works on all arrays with DLPack; `foveal.torch` and `foveal.jax` add"]
+    lines = ["# Python reference", "", "Every public name, from the docstrings. `foveal` itself works on all arrays with DLPack; `foveal.torch` and `foveal.jax` add"]
     lines += ["gradients. [From Python](../python.md) shows how to use them.", ""]
-    modules = [("foveal", PACKAGE / "__init__.py"), ("foveal.torch", PACKAGE / "torch/__init__.py"), ("foveal.jax", PACKAGE / "jax/__init__.py")]
-    for package, path in modules:
+    for package in ("foveal", "foveal.torch", "foveal.jax", "foveal.transformers"):
+        path = PACKAGE.parent / package.replace(".", "/") / "__init__.py"
         lines += [f"## {package}", ""]
-        own = {name: path for name in definitions(path) if not name.startswith("_")}
-        for name, source in {**exported(path), **own}.items():
-            node = definitions(source).get(name) if source.exists() else None
-            if node is not None:
-                lines += entry(node, f"{package}.{name}", 3)
+        sources = {**exported(path), **{name: path for name in definitions(path)}}
+        compiled = []
+        for name in sorted(public(path) - {"__version__"}, key=lambda name: (name == sources[name].stem, [*sources].index(name))):
+            source = sources[name]
+            if source.stem == "_core":
+                compiled.append(name)
+            elif name == source.stem and name not in definitions(source):
+                for function in (name for name in definitions(source) if not name.startswith("_")):
+                    lines += entry(definitions(source)[function], f"{package}.{source.stem}.{function}", 3, source)
+            else:
+                lines += entry(definitions(source)[name], f"{package}.{name}", 3, source) or sys.exit(f"{package}.{name}: no docstring")
+        if compiled:
+            lines += extension(package, compiled)
     return "\n".join(lines) + "\n"
 
 
@@ -91,8 +147,11 @@ def header(name, language):
 
 
 def pages():
-    cpp = ["# C++ reference", "", "The public headers; each declaration has its documentation beside it. `<foveal/foveal.h>` includes them all.", ""]
-    for path in ("attention.h", "part.h", "score.h", "masks.h", "tensor.h", "error.h"):
+    cpp = ["# C++ reference", "", "The public headers; each declaration has its documentation beside it. `<foveal/foveal.h>` includes them all but `<foveal/dist.h>`.", ""]
+    listed = ("attention.h", "part.h", "score.h", "masks.h", "tensor.h", "error.h", "dist.h")
+    if missing := {path.name for path in (ROOT / "include/foveal").glob("*.h")} - {*listed, "foveal.h", "foveal_c.h", "export.h"}:
+        sys.exit(f"no reference page has these headers: {', '.join(sorted(missing))}")
+    for path in listed:
         cpp += header(path, "cpp")
     c = ["# C reference", "", "The header is the reference; [From C and C++](../start/c-and-cpp.md) shows its use.", ""]
     return {"python.md": python(), "cpp.md": "\n".join(cpp), "c.md": "\n".join(c + header("foveal_c.h", "c"))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import pathlib
@@ -36,9 +37,13 @@ def said(*command: str, cwd: pathlib.Path | None = None) -> str:
 
 
 def _commit() -> str:
-    """What the library was built from: FOVEAL_COMMIT where it is not this checkout."""
+    """What the library was built from: FOVEAL_COMMIT where that is set, what the package says where it was imported, else this checkout."""
     if named := os.environ.get("FOVEAL_COMMIT"):
         return named
+    package = getattr(sys.modules.get("foveal"), "__file__", None)
+    with contextlib.suppress(OSError):
+        if package and (built := (pathlib.Path(package).parent / "commit").read_text().strip()):
+            return built
     revision = said("git", "rev-parse", "--short=12", "HEAD", cwd=_HERE)
     dirty = said("git", "status", "--porcelain", "-uno", cwd=_HERE)
     return revision + ("-dirty" if dirty else "") if revision else "unknown"

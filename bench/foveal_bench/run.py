@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import pathlib
+import sys
 import time
 from typing import Any
 
@@ -83,13 +84,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """1 where foveal did not answer a case rightly."""
+    """1 where foveal did not answer a case rightly, 2 for a contender that is not here."""
     import foveal
 
     torch.set_num_threads(options.threads)
     foveal.set_num_threads(options.threads)
     clock = CudaClock() if options.device == "cuda" else CpuClock(options.threads)
+    offered = [name for module in rivals.modules() for name in module.names(options.device)]
     contenders = set(options.contenders.split(",")) if options.contenders else None
+    if unknown := sorted((contenders or set()) - set(offered)):
+        print(f"foveal-bench run: --contenders {','.join(unknown)}: not on this machine; expected some of {', '.join(offered)}", file=sys.stderr)
+        return 2
     cases = [case for suite in options.suites for case in read_suite(suite.read_text(), suite.stem)]
     rows = Rows(options.output, machine.describe(options.device, options.threads))
     failed = False

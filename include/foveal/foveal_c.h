@@ -108,7 +108,7 @@ typedef struct foveal_param {
  * must not overlap each other or an input. In a forward pass dout to dv must be null. */
 typedef struct foveal_call {
   size_t struct_size;
-  int32_t pass;
+  int32_t pass; /* FOVEAL_FORWARD or FOVEAL_BACKWARD */
   int32_t param_count;
   const foveal_param* params;
   const foveal_tensor *q, *k, *v;
@@ -144,8 +144,11 @@ typedef struct foveal_plan foveal_plan;
 /* Plans a call; the data of its tensors, and options, may be null. Release *plan with foveal_plan_destroy(). */
 FOVEAL_API int foveal_plan_create(const foveal_attention* attention, const foveal_call* call, const foveal_options* options,
                                   foveal_plan** plan);
+/* Null does nothing. No thread may be inside a run of the plan; what it has queued on a GPU still completes. */
 FOVEAL_API void foveal_plan_destroy(foveal_plan* plan);
+/* What each run needs; may be 0. */
 FOVEAL_API size_t foveal_plan_workspace_bytes(const foveal_plan* plan);
+/* The kernel that was chosen, such as "cpu.avx512.f32.forward". Valid as long as the plan. */
 FOVEAL_API const char* foveal_plan_kernel(const foveal_plan* plan);
 /* Writes at most `size` bytes, the last one 0. Returns the length of the complete text, as snprintf does. */
 FOVEAL_API size_t foveal_plan_explain(const foveal_plan* plan, char* text, size_t size);
@@ -164,7 +167,7 @@ FOVEAL_API int foveal_contiguous(foveal_tensor* tensor, void* data, int32_t dtyp
 FOVEAL_API int foveal_packed_qkv(foveal_tensor qkv[3], void* data, int32_t dtype, int64_t batch, int64_t seqlen, int64_t channels,
                                  int64_t heads);
 
-/* The table of backends and targets of this build. */
+/* The table of backends and targets of this build: rows 0 to count - 1. */
 FOVEAL_API size_t foveal_target_count(void);
 FOVEAL_API int foveal_target_get(size_t index, foveal_target* target);
 
@@ -200,6 +203,7 @@ typedef struct foveal_network {
  * MPI, loaded at run time. time_limit: seconds per wait; 0: 600. */
 FOVEAL_API int foveal_ranks_mpi(int32_t fortran_communicator, double time_limit, foveal_ranks** ranks);
 FOVEAL_API int foveal_ranks_mpi_world(double time_limit, foveal_ranks** ranks);
+/* Over the caller's network, which is copied; `user` must outlive the ranks and their contexts. start and wait may be null for one rank. */
 FOVEAL_API int foveal_ranks_of(const foveal_network* network, foveal_ranks** ranks);
 FOVEAL_API int32_t foveal_ranks_rank(const foveal_ranks* ranks);
 FOVEAL_API int32_t foveal_ranks_size(const foveal_ranks* ranks);
@@ -232,11 +236,13 @@ FOVEAL_API int foveal_context_backward_follows(foveal_context* context, const ch
 /* Collective. Tensors hold this rank's rows; parameters and their gradients are whole. cu_seqlens are null. */
 FOVEAL_API int foveal_context_run(foveal_context* context, const foveal_call* call, void* stream);
 
+/* CPU threads of calls that name none, for the whole process; 0: as many as the process may use. At most 4096. */
 FOVEAL_API int foveal_set_num_threads(int32_t threads);
 FOVEAL_API int32_t foveal_num_threads(void);
 
 /* The message of this thread's last failed call, or "". Valid until the thread's next failed call. */
 FOVEAL_API const char* foveal_last_error(void);
+/* "MAJOR.MINOR.PATCH". */
 FOVEAL_API const char* foveal_version(void);
 
 #ifdef __cplusplus

@@ -178,8 +178,10 @@ def padding(lengths: Any) -> MaskFunction:
 def global_tokens(w: int, is_global: Any) -> MaskFunction:
     """A window of w positions on both sides, plus tokens that see all and are seen by all (Longformer, BigBird).
 
-    w: 0 or more. is_global: a boolean or integer array (seqlen), of any framework; nonzero for the global tokens. Raises TypeError for what is
-    no array, ValueError for another shape or dtype or a negative w.
+    w: 0 or more.
+    is_global: a boolean or integer array (seqlen), of any framework; nonzero for the global tokens.
+
+    Raises TypeError for what is no array, ValueError for another shape or dtype or a negative w.
     """
     w = _known("global_tokens: w", w, "lambda batch, head, q_idx, kv_idx: (abs(q_idx - kv_idx) <= w) | is_global[q_idx] | is_global[kv_idx]")
     if w < 0:
@@ -197,7 +199,10 @@ def global_tokens(w: int, is_global: Any) -> MaskFunction:
 def dilated(w: int, d: int) -> Expr:
     """Keeps every d-th key of a window: (abs(q_idx - kv_idx) <= w) & (abs(q_idx - kv_idx) % d == 0) (Longformer, arXiv:2004.05150).
 
-    w: an integer, 0 or more. d: an integer, 1 or more. Raises TypeError for what is no integer, ValueError for others.
+    w: an integer, 0 or more.
+    d: an integer, 1 or more.
+
+    Raises TypeError for what is no integer, ValueError for others.
     """
     near = "lambda batch, head, q_idx, kv_idx: (abs(q_idx - kv_idx) <= w) & (abs(q_idx - kv_idx) % d == 0)"
     return _core.dilated(_known("dilated: w", w, near), _known("dilated: d", d, near))

@@ -6,6 +6,7 @@
 #include "base/lru_cache.h"
 #include "cuda/jit/driver.h"
 #include "problem/roles.h"
+#include "score/parse.h"
 
 namespace foveal::c {
 
@@ -59,7 +60,7 @@ static Param param_of(const char* declaration) {
   return *cache.find_or_make(declaration, [&] { return parse_param(declaration); });
 }
 
-static Expr expression_of(const char* text, const std::vector<Param>& params) {
+static Expr expression_of(const char* argument, const char* text, const std::vector<Param>& params) {
   struct Parsed {
     std::vector<Param> params;  // kept alive: the key holds their addresses
     Expr expression;
@@ -71,7 +72,7 @@ static Expr expression_of(const char* text, const std::vector<Param>& params) {
     const void* address = param.info().get();
     key.append(reinterpret_cast<const char*>(&address), sizeof(address));
   }
-  return cache.find_or_make(key, [&] { return Parsed{params, parse(text, params)}; })->expression;
+  return cache.find_or_make(key, [&] { return Parsed{params, scoring::parse(text, params, argument)}; })->expression;
 }
 
 void check_params(const foveal_call& call) {
@@ -94,8 +95,8 @@ std::vector<Param> params_of(const foveal_call& call) {
 Attention attention_of(const foveal_attention* given, const std::vector<Param>& params) {
   const foveal_attention& a = of_this_version(given, "attention");
   Attention attention;
-  if (a.score_mod != nullptr) attention.score_mod = expression_of(a.score_mod, params);
-  if (a.mask != nullptr) attention.mask = expression_of(a.mask, params);
+  if (a.score_mod != nullptr) attention.score_mod = expression_of("score_mod", a.score_mod, params);
+  if (a.mask != nullptr) attention.mask = expression_of("mask", a.mask, params);
   if (a.scale != 0) attention.scale = a.scale;
   if (a.sink != nullptr) {
     const auto named = std::find_if(params.begin(), params.end(), [&](const Param& param) { return param.name() == a.sink; });

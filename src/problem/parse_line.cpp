@@ -12,6 +12,7 @@
 #include "base/wide_type.h"
 #include "problem/line.h"
 #include "problem/param_fill.h"
+#include "score/parse.h"
 
 namespace foveal::problem {
 namespace {
@@ -295,8 +296,8 @@ constexpr Keyword keywords[] = {
      [](T t, D d) {
        d.line.cu_seqlens_dtype = one_of(t, {DType::i32, DType::i64});
      }},
-    {"mask=", [](T t, D d) { d.line.attention.mask = foveal::parse(t.value, d.params()); }, When::late},
-    {"score=", [](T t, D d) { d.line.attention.score_mod = foveal::parse(t.value, d.params()); }, When::late},
+    {"mask=", [](T t, D d) { d.line.attention.mask = scoring::parse(t.value, d.params(), "mask"); }, When::late},
+    {"score=", [](T t, D d) { d.line.attention.score_mod = scoring::parse(t.value, d.params(), "score"); }, When::late},
     {"param=", [](T t, D d) { d.line.params.push_back(parse_param_line(t, d.line.dtype)); }},
     {"sink=", parse_sink, When::late},
     {"scale=", [](T t, D d) { d.line.attention.scale = number<double>(t); }},

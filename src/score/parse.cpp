@@ -1,4 +1,6 @@
 // Parses the text form of expressions and parameters by recursive descent.
+#include "score/parse.h"
+
 #include <algorithm>
 #include <charconv>
 #include <iterator>
@@ -113,7 +115,7 @@ constexpr BinaryOperator loose_operators[] = {
 
 class Parser {
  public:
-  Parser(std::string_view text, const std::vector<Param>& params) : in_(text, "expression") {
+  Parser(std::string_view text, const std::vector<Param>& params, const char* what) : in_(text, what) {
     for (const Param& param : params) {
       FOVEAL_CHECK(param.present(), "parse: an absent Param among params");
       FOVEAL_CHECK(params_.emplace(param.name(), param).second, "parse: two params named ", param.name(), "; expected different names");
@@ -391,7 +393,11 @@ class Parser {
 
 }  // namespace
 
-Expr parse(std::string_view text, const std::vector<Param>& params) { return Parser(text, params)(); }
+Expr scoring::parse(std::string_view text, const std::vector<Param>& params, const char* argument) {
+  return Parser(text, params, argument)();
+}
+
+Expr parse(std::string_view text, const std::vector<Param>& params) { return scoring::parse(text, params, "expression"); }
 
 Param parse_param(std::string_view text) {
   Lexer in(text, "parameter");

@@ -116,8 +116,11 @@ int main(void) {
   foveal_plan* none = NULL;
   attention.mask = "kv_idx <= ";
   CHECK(foveal_plan_create(&attention, &forward, NULL, &none) == FOVEAL_INVALID_ARGUMENT && none == NULL);
-  CHECK(strstr(foveal_last_error(), "^") != NULL);
-  attention.mask = NULL;
+  CHECK(strstr(foveal_last_error(), "mask: line 1, column 11: ") == foveal_last_error() && strstr(foveal_last_error(), "^") != NULL);
+  attention.mask = NULL, attention.score_mod = "score + bias";
+  CHECK(foveal_plan_create(&attention, &forward, NULL, &none) == FOVEAL_INVALID_ARGUMENT);
+  CHECK(strstr(foveal_last_error(), "score_mod: line 1, column 9: ") == foveal_last_error());
+  attention.score_mod = "score + slope[head] * (kv_idx - q_idx)";
   forward.struct_size = 1000;
   CHECK(foveal_run(&attention, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "struct_size 1000") != NULL);
   forward.struct_size = sizeof forward;

@@ -479,6 +479,11 @@ TEST_F(Command, ExplainDrawsTheMask) {
   EXPECT_NE(run("explain --png " + path("no") + "/folder.png " + line).code, 0);
 }
 
+TEST_F(Command, ExplainDrawsASingleTask) {
+  const Ran ran = run("explain --draw --threads 1 --png " + path("mask.png") + " 'forward f32 q8 d8'");
+  EXPECT_NE(ran.out.find("\n1 task, which owns queries; 1 thread at a time\n"), std::string::npos) << ran.out << ran.err;
+}
+
 TEST_F(Command, ExplainDrawsTheScheduleOfAGpuThatIsNotHere) {
   const std::string line = "'backward bf16 h2 q1024 d64 mask=\"causal()\" device=cuda'";
   const Ran ran = run("explain --arch sm_90 --draw " + line);
@@ -642,6 +647,16 @@ TEST_F(Command, RunDoesNotReplaceItsInputs) {
   const Ran ran = run("run" + files + " -o " + path("folder"));
   EXPECT_EQ(ran.code, 2) << ran.out;
   EXPECT_NE(ran.err.find("out.npy is an input"), std::string::npos) << ran.err;
+}
+
+TEST_F(Command, RunSaysWhichOptionIsNoExpression) {
+  write_tensors(inputs(), path("in.npz"));
+  const std::string files = "run " + path("in.npz") + " -o " + path("out.npz");
+  for (const std::string option : {"--mask", "--score"}) {
+    const Ran ran = run(files + " " + option + " 'kv_idx <='");
+    EXPECT_EQ(ran.code, 2) << ran.out;
+    EXPECT_NE(ran.err.find(": " + option + ": line 1, column 10: expected a value"), std::string::npos) << ran.err;
+  }
 }
 
 TEST_F(Command, RunTakesTensorsThatNoScoreCanName) {

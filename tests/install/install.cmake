@@ -39,7 +39,8 @@ endfunction()
 
 # find_package() and pkg-config from C and C++ find what stands under `prefix`.
 function(use prefix languages library include)
-  foreach(file ${include}/foveal/foveal.h ${include}/foveal/foveal_c.h ${include}/foveal/version.h ${LIBDIR}/${library} ${LIBDIR}/pkgconfig/foveal.pc)
+  foreach(file ${include}/foveal/foveal.h ${include}/foveal/foveal_c.h ${include}/foveal/version.h ${LIBDIR}/${library} ${LIBDIR}/pkgconfig/foveal.pc
+               share/doc/foveal/LICENSE)
     if(NOT EXISTS ${prefix}/${file})
       message(FATAL_ERROR "not installed: ${file}")
     endif()

@@ -50,6 +50,13 @@ def test_run_and_report(tmp_path):
     assert "data:image/png" in page and "src=\"http" not in page and "score=relative_table" in page
 
 
+def test_contenders_that_are_not_here_are_refused(tmp_path, capsys):
+    (tmp_path / "tiny.txt").write_text("forward f32 b1 h2 q40 d16\n")
+    assert main(["run", str(tmp_path / "tiny.txt"), "--contenders=foveal,nobody,nothing", f"--output={tmp_path}/rows.jsonl"]) == 2
+    assert "--contenders nobody,nothing: not on this machine; expected some of foveal, torch_sdpa" in capsys.readouterr().err
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
 def test_training_steps_are_drawn_and_leave_the_tables_alone(tmp_path):
     rows = Rows(tmp_path / "models.jsonl", {"machine": "a card", "torch": "2", "commit": "c", "command": "x", "date": "d", "threads": None})
     for model in ("t5", "llama"):

@@ -10,6 +10,7 @@ import shlex
 import stat
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -100,6 +101,19 @@ def test_the_commit_of_a_library_from_elsewhere_is_named(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["foveal-bench", "grid", "--library", "x"])
     origin = machine.describe("cpu", 2, nccl="2.0")
     assert (origin["commit"], origin["command"], origin["threads"], origin["nccl"]) == ("1234567", "foveal-bench grid --library x", 2, "2.0")
+
+
+def test_rows_name_the_commit_that_the_package_was_built_from(monkeypatch, tmp_path):
+    from foveal_bench import machine
+
+    monkeypatch.delenv("FOVEAL_COMMIT", raising=False)
+    (tmp_path / "commit").write_text("89abcdef-dirty\n")
+    package = types.ModuleType("foveal")
+    package.__file__ = str(tmp_path / "__init__.py")
+    monkeypatch.setitem(sys.modules, "foveal", package)
+    assert machine.describe("cpu")["commit"] == "89abcdef-dirty"
+    (tmp_path / "commit").write_text("")  # built outside of a checkout
+    assert machine.describe("cpu")["commit"] != ""
 
 
 def test_the_reason_of_a_failure_is_the_line_that_names_it():

@@ -39,9 +39,13 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: (output [batch, seqlen_q, heads, head_dim_v], None).
 
-    query: [batch, heads, seqlen_q, head_dim]; key, value: [batch, heads_kv, seqlen_kv, ...]. attention_mask: a Mask, or a tensor that broadcasts to
-    [batch, heads, seqlen_q, seqlen_kv or more], bool (True = keep) or float (added); None: causal where the module is. s_aux: [heads], sinks.
-    position_bias: broadcasts to [batch, heads, seqlen_q, seqlen_kv], added, and trained. cu_seq_lens: of packed sequences, which see only themselves.
+    query: [batch, heads, seqlen_q, head_dim].
+    key, value: [batch, heads_kv, seqlen_kv, ...].
+    attention_mask: a Mask, or a tensor that broadcasts to [batch, heads, seqlen_q, seqlen_kv or more], bool (True = keep) or float (added); None: causal
+    where the module is.
+    s_aux: [heads], sinks.
+    position_bias: broadcasts to [batch, heads, seqlen_q, seqlen_kv], added, and trained.
+    cu_seq_lens_q, cu_seq_lens_k: of packed sequences, which see only themselves.
     indices: [batch, seqlen_q, n], the keys that a query may see, of sparse attention (DeepSeek V3.2).
     """
     _check_asked(module, kwargs)

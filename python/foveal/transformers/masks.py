@@ -114,8 +114,11 @@ def attention_mask(
 ) -> Mask | Tensor | None:
     """transformers' mask interface: which keys each query sees.
 
-    mask_function: of (batch, head, position of the query, position of the key); attention_mask: [batch, positions], False where padding is.
-    q_offset, kv_offset: the positions of the first query and the first key. Returns a Mask; a tensor [batch, 1, q_length, kv_length] inside
+    mask_function: of (batch, head, position of the query, position of the key).
+    attention_mask: [batch, positions], False where padding is.
+    q_offset, kv_offset: the positions of the first query and the first key.
+
+    Returns a Mask; a tensor [batch, 1, q_length, kv_length] inside
     torch.compile, and for functions that cannot be an expression; None where every query sees every key and the model may be told so.
     """
     arguments = dict(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function)

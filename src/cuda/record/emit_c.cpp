@@ -245,8 +245,8 @@ class Emitter {
         "};\n\n/* All functions return a CUresult: 0 is success. Loading and unloading belong to the current context. Its device must be "
         "one "
         "of\n   these, else the result is 209, no binary for this GPU:\n",
-        device_list(), "   Of an architecture the code is taken that was made for the most multiprocessors that the device has. */\nint ",
-        name_, "_load(struct ", name_, "* loaded);\nint ", name_, "_unload(struct ", name_, "* loaded);\n");
+        device_list(), "   Of each architecture, the code made for the most multiprocessors that the device has is taken. */\nint ", name_,
+        "_load(struct ", name_, "* loaded);\nint ", name_, "_unload(struct ", name_, "* loaded);\n");
     for (const EmittedPass& pass : passes_) text += pass_header(pass);
     return text + "\n#ifdef __cplusplus\n}\n#endif\n\n#endif\n";
   }
