@@ -100,6 +100,12 @@ class Found {
       if (ratio > worst_) worst_ = ratio, worst_line_ = report.line;
     }
   }
+  /// No target was asked: the problem contradicts itself, as where every pair that its mask keeps would read outside of a table.
+  void refuse(std::uint64_t seed, const char* why) {
+    const std::lock_guard lock(mutex_);
+    ++problems_, ++refused_;
+    std::fprintf(stderr, "seed %llu: refused: %s\n", static_cast<unsigned long long>(seed), why);
+  }
   void problem_is_done() {
     const std::lock_guard lock(mutex_);
     ++problems_;
@@ -162,10 +168,14 @@ int main(int argc, char** argv) {
     while (!interrupted && elapsed() < options.seconds) {
       const std::uint64_t i = next++;
       if (i >= options.problems) break;
-      const problem::Line line = line_of(options, options.first + i);
-      const check::Checker check(line);
-      for (const PlanOptions& how : judged) found.add(line, options.first + i, how.target, check(how));
-      found.problem_is_done();
+      try {
+        const problem::Line line = line_of(options, options.first + i);
+        const check::Checker check(line);
+        for (const PlanOptions& how : judged) found.add(line, options.first + i, how.target, check(how));
+        found.problem_is_done();
+      } catch (const Error& error) {
+        found.refuse(options.first + i, error.what());
+      }
     }
     --at_work;
   };
