@@ -330,6 +330,36 @@ def test_arrays_of_numpy_may_change_after_the_call():
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_refs_are_read_when_the_call_is_made():
+    """jax.Ref, an array that programs write into: in a score as an array, with its gradient."""
+    q, k, v, _ = inputs()
+    table, sink = jax.random.normal(jax.random.key(1), (24, 24)), jnp.array([0.5, -0.5])
+
+    def attend(table, sink):
+        return foveal.jax.attention(q, k, v, lambda s, b, h, i, j: s + table[i, j], sink=sink)
+
+    def written(table):
+        ref, of_sink = jax.new_ref(table), jax.new_ref(sink)
+        before = attend(ref, of_sink)
+        ref[...] = ref[...] * 2
+        return before, attend(ref, of_sink), foveal.jax.attention(q, k, v, lambda s, b, h, i, j: s + ref[...][i, j])
+
+    expected = attend(table, sink), attend(table * 2, sink), foveal.jax.attention(q, k, v, lambda s, b, h, i, j: s + 2 * table[i, j])
+    close(written(table), expected)
+    close(jax.jit(written)(table), expected)
+    close(jax.grad(lambda table: (written(table)[1] ** 2).sum())(table), jax.grad(lambda table: (attend(table * 2, sink) ** 2).sum())(table))
+
+
+def test_refs_that_are_not_read_are_refused():
+    q, k, v, _ = inputs()
+    for run in (lambda ref: foveal.jax.attention(ref, k, v), jax.jit(lambda ref: foveal.jax.attention(ref, k, v))):
+        with pytest.raises(TypeError, match=r"attention: q: found a jax.Ref; expected its elements: ref\[...\]"):
+            run(jax.new_ref(q))
+    ref = jax.new_ref(jnp.zeros((24, 24)))
+    with pytest.raises(TypeError, match=r"of a jax.Ref only ref\[i, j\]"):
+        foveal.jax.attention(q, k, v, lambda s, b, h, i, j: s + jnp.sin(ref[...])[i, j])
+
+
 def test_export_to_another_process(tmp_path):
     import subprocess
     import sys

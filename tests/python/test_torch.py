@@ -343,6 +343,21 @@ def test_tensors_without_elements(door, empty):
         assert torch.equal(lse, sink[:, None].expand(2, 2, 3))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("empty", ["batch", "queries", "keys"])
+def test_tensors_without_elements_are_compiled_whole(empty, dynamic):
+    sizes = dict(batch=2, queries=3, keys=4)
+    sizes[empty] = 0
+    q, k, v = (torch.randn(sizes["batch"], sizes[n], 2, 8, requires_grad=True) for n in ("queries", "keys", "keys"))
+    layer = foveal.torch.Attention("score * 2", "kv_idx <= q_idx", sink=torch.nn.Parameter(torch.randn(2)))
+    run = lambda q, k, v: (*layer(q, k, v, return_lse=True), foveal.torch.attention(q, k, v, "score * 2"))  # noqa: E731
+    torch._dynamo.reset()
+    found, expected = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=dynamic)(q, k, v), run(q, k, v)
+    assert all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(found, expected))
+    gradients = torch.autograd.grad(found[0].sum() + found[2].sum(), (q, k, v))
+    assert all(g.abs().sum() == 0 for g in gradients)
+
+
 def test_vmap_of_scores_that_look_at_the_batch():
     q, k, v = (t.detach() for t in tensors(3, 2, 5, 2, 4))
     bias = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)

@@ -289,6 +289,8 @@ def test_masks_are_expressions():
         q.sum() + mask
     with pytest.raises(ValueError, match="attention_mask: for batch 2, 13 queries, 13 keys; expected batch 2, 12 queries, 12 keys"):
         foveal.transformers.attention_forward(torch.nn.Module(), *[q[:, :, :12]] * 3, mask)
+    with pytest.raises(ValueError, match="attention_mask: for batch 2, 13 queries, 13 keys; expected batch 4, 13 queries, 13 keys"):  # no row of the first two
+        foveal.transformers.attention_forward(torch.nn.Module(), *[q.repeat(2, 1, 1, 1)] * 3, mask)
 
 
 PLACES = {  # q_length, kv_length, q_offset, kv_offset

@@ -17,8 +17,16 @@ RNG_STATE = "rng_state"
 
 
 def owned(value: Any) -> jax.Array:
-    """As an array of JAX, whose elements are those of now: jnp.asarray() may read NumPy's arrays later, when the user has changed them."""
+    """As an array of JAX, whose elements are those of now: jnp.asarray() may read NumPy's arrays later, when the user has changed them, and takes a
+    jax.Ref for a sequence without an end."""
+    if is_ref(value):
+        return value[...]  # type: ignore[no-any-return]
     return jnp.asarray(value.copy() if isinstance(value, np.ndarray) else value)
+
+
+def is_ref(value: Any) -> bool:
+    """A jax.Ref, an array that programs write into; also one that is traced."""
+    return isinstance(value, jax.Ref)
 
 
 def wide(dtype: Any) -> Any:
@@ -31,6 +39,8 @@ def array(value: Any, name: str) -> jax.Array:
     if isinstance(value, np.ndarray):
         arrays.check_plain(value, name)
         return owned(value)
+    if is_ref(value):
+        raise TypeError(f"attention: {name}: found a jax.Ref; expected its elements: ref[...]")
     if not isinstance(value, jax.Array):
         raise TypeError(f"attention: {name}: found {type(value).__module__}.{type(value).__qualname__}; expected a JAX array")
     arrays.check_sizes(value, name)

@@ -74,7 +74,7 @@ def call(
     if not (q.numel() and k.numel() and v.numel()) and (0 in q.shape[:-1] or 0 in k.shape[:-1] or 0 in v.shape):
         if context is not None:
             context.agree_on_nothing()
-        return _nothing(program_of(found), q, k, v, params)
+        return _nothing(found, q, k, v, params)
     kind = "cpu" if q.is_cpu else q.device.type
     if torch.is_autocast_enabled(kind):
         q, k, v = [t.to(dtype_of(t)) for t in (q, k, v)]
@@ -140,17 +140,25 @@ def _call_outside(*given: Any) -> tuple[Tensor, Tensor]:
     return call(*given)
 
 
-def _nothing(program: Any, q: Tensor, k: Tensor, v: Tensor, params: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _nothing(found: Found, q: Tensor, k: Tensor, v: Tensor, params: list[Tensor]) -> tuple[Tensor, Tensor]:
     """What tensors without elements give: zeros, with gradients of zero; lse is -inf, the sink where there is one."""
     connected = sum([t[..., :0].sum() for t in (q, k, v, *params) if t.is_floating_point()])
-    shape = lse_shape(q, program.heads_first)
+    heads_first, sink = _order_and_sink(found)
+    shape = lse_shape(q, heads_first)
     out = q.new_zeros((*q.shape[:-1], v.shape[-1])) + connected
-    sink = program.attention.sink
     at_head = q.new_full((shape[-2],), -torch.inf, dtype=wide(q.dtype))
     if sink is not None:
-        at_head = params[[param.name for param in program.params].index(sink.name)].to(at_head.dtype)
+        at_head = params[sink].to(at_head.dtype)
     lse = at_head.reshape(-1, 1).expand(shape) + connected
     return out.to(q.dtype), lse.to(at_head.dtype)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _order_and_sink(found: Found) -> tuple[bool, int | None]:
+    """Whether heads come before the sequence, and which parameter is the sink."""
+    program = program_of(found)
+    sink = program.attention.sink
+    return program.heads_first, None if sink is None else [param.name for param in program.params].index(sink.name)
 
 
 def draw_rng(device: torch.device) -> Rng:

@@ -132,7 +132,7 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
 
 def _check(mask: Mask, query: Tensor, key: Tensor) -> None:
     batch, _, seqlen_q, seqlen_kv = mask.shape
-    if (seqlen_q, seqlen_kv) != (query.shape[2], key.shape[2]) or query.shape[0] % batch != 0:
+    if (seqlen_q, seqlen_kv) != (query.shape[2], key.shape[2]) or batch not in (1, query.shape[0]):
         raise ValueError(
             f"attn_implementation='foveal': attention_mask: for batch {batch}, {seqlen_q} queries, {seqlen_kv} keys; "
             f"expected batch {query.shape[0]}, {query.shape[2]} queries, {key.shape[2]} keys"

@@ -48,7 +48,7 @@ def traced(tracer: Any, fn: Callable[..., Any], arguments: Sequence[Symbols]) ->
     # A function of its own for each trace: JAX keeps what it made of one by its identity, and would give that again after what it reads has changed.
     closed = jax.make_jaxpr(lambda *symbols: fn(*symbols))(*[jax.ShapeDtypeStruct(x._shape, x._dtype) for x in arguments])
     if closed.effects:
-        raise NotImplementedError("a score or mask with effects; expected a function of its arguments alone")
+        raise NotImplementedError("a score or mask with effects; expected a function of its arguments alone, and of a jax.Ref only ref[i, j] or ref[...][i, j]")
     results = _Reader(tracer).jaxpr(closed.jaxpr, closed.consts, arguments)
     if len(results) != 1:
         raise TypeError(f"the function returned {len(results)} values; expected one number for each pair")
