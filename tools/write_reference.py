@@ -23,7 +23,6 @@ def signature(node):
     return f"{node.name}({ast.unparse(node.args)}){returns}"
 
 
-
 def fields(node, source):
     """The fields of a class as they stand, with their comments."""
     lines = source.read_text().splitlines()

@@ -361,7 +361,7 @@ class PeerTransport final : public Transport {
     mailbox_.wait_until(is_posted, "to receive messages");
     const Mailbox::Post post = lane.posts[number % Mailbox::most_posts];
     const driver::DevicePointer allocation = memory_.mapped(m.peer, post.allocation, post.generation);
-    if (allocation == 0) left(m.peer, "or released their memory before it received all messages");
+    if (allocation == 0) throw_left(m.peer, "or released their memory before it received all messages");
     if (post.bytes != m.bytes || post.slices != static_cast<std::uint64_t>(m.slices)) {
       fail(base::join("rank ", m.peer, " waits for a message of ", post.bytes, " bytes in ", post.slices, " slices; it has one of ",
                       m.bytes, " in ", m.slices));
@@ -412,7 +412,7 @@ class PeerTransport final : public Transport {
   }
   /// Sets the flag that a peer waits for, once earlier work of the stream is done and visible to all.
   void write(driver::StreamHandle stream, Flag flag, int peer, std::uint32_t value) {
-    if (of(peer).flags == 0) left(peer, flag == Flag::ready ? "before it sent all messages" : "before it received all messages");
+    if (of(peer).flags == 0) throw_left(peer, flag == Flag::ready ? "before it sent all messages" : "before it received all messages");
     driver::call.stream_write_value(stream, of(peer).flags + flag_at(flag, rank_), value, 0);
   }
   /// A rank leaves and gives its flags back: first all must have been written that streams are to write there.
@@ -421,7 +421,7 @@ class PeerTransport final : public Transport {
     for (const driver::StreamHandle stream : {offers_, stream_}) driver::api().stream_synchronize(stream);
     of(rank).flags = 0;
   }
-  [[noreturn]] void left(int rank, const char* what) {
+  [[noreturn]] void throw_left(int rank, const char* what) {
     mailbox_.fail_for_left(rank, what);
     while (true) mailbox_.throw_failure();  // another may be writing its own
   }
