@@ -134,13 +134,10 @@ class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardWork
     for (std::int32_t block = 0; (block = next_block(worker.tiles, count, block)) != BlockCursor::none; ++block) {
       const bool drops = s_.drops_anywhere() || any_partial(worker.tiles, count, block);
       blocks_.prepare(call, sequence, group.kv_head, block, {.mix = wants_dq(), .drops = drops}, 0, worker);
-      const NextKeys next = s_.next_keys(call.k, call.v, sequence, group.kv_head, block + 1);
       const KeySums<Real> of_block = sums ? sums_.at(*sums, std::int64_t{block} * s_.ops.block_kv) : KeySums<Real>{};
-      for (int t = 0; t < count; ++t) {
-        next.fetch(t, count);
+      for (int t = 0; t < count; ++t)
         if (worker.tiles[t].block == block)
           blocks_.visit(call, sequence, worker.tiles[t], s_.block_keys(sequence, block), 0, grads, of_block, wants_dq(), worker);
-      }
     }
     for (int t = 0; wants_dq() && t < count; ++t) write_dq(call, sequence, worker.tiles[t]);
   }

@@ -39,6 +39,7 @@ class Forward final : public ForwardPass<Real, ForwardCall<Real>, ForwardWorker<
   void describe_strategy(Explanation& explanation) const override {
     Base::describe_strategy(explanation);
     if (splits_.several()) explanation.details.emplace_back("split-KV", std::to_string(splits_.count()) + " splits of the keys");
+    if (splits_.heads() > 1) explanation.details.emplace_back("prefetch", splits_.prefetches() ? "of the next block of all heads" : "none");
   }
 
   // ------------------------------------------------------------------------------------------------------------------ running
@@ -79,30 +80,25 @@ class Forward final : public ForwardPass<Real, ForwardCall<Real>, ForwardWorker<
 
   /// A block of keys of each of the task's kv heads, and the tiles that visit it. Part by part, the next block of all heads is prefetched.
   void visit_heads(const Call& call, const Task& task, std::int32_t block, Worker& worker) const {
-    const TileGroup& first = call.work->group(task);
-    const Sequence& sequence = call.work->sequence(first);
-    const auto tiles = task.tile_end - task.tile_begin;
+    const Sequence& sequence = call.work->sequence(call.work->group(task));
+    const int first_head = call.work->group(task).kv_head, count = static_cast<int>(task.tile_end - task.tile_begin);
+    const int heads = std::min(splits_.heads(), static_cast<int>(s_.problem.heads_kv) - first_head);
     const std::int64_t next = std::int64_t{block + 1} * s_.ops.block_kv, keys = std::max(0, s_.block_keys(sequence, block + 1));
-    for (std::int64_t t = 0, g = task.group; t < tiles; ++g) {
+    for (std::int64_t t = 0, g = task.group; t < count; ++g) {
       const TileGroup& group = call.work->groups[static_cast<std::size_t>(g)];
-      const std::int64_t end = std::min(task.tile_end, group.tile_end) - task.tile_begin;
-      if (splits_.from_memory()) {
-        const int heads = std::min(splits_.heads(), static_cast<int>(s_.problem.heads_kv) - first.kv_head);
-        call.k.fetch(sequence, next + keys * t / tiles, next + keys * end / tiles, first.kv_head, heads, s_.dim);
-        call.v.fetch(sequence, next + keys * t / tiles, next + keys * end / tiles, first.kv_head, heads, s_.dim_v);
+      Tile *const begin = worker.tiles + t, *const end = worker.tiles + std::min(task.tile_end, group.tile_end) - task.tile_begin;
+      const bool visited = std::any_of(begin, end, [&](const Tile& tile) { return tile.block == block; });
+      if (splits_.prefetches()) {
+        const std::int64_t from = next + keys * t / count, to = next + keys * (end - worker.tiles) / count;
+        call.k.fetch(sequence, from, to, first_head, heads * s_.dim);
+        call.v.fetch(sequence, from, to, first_head, heads * s_.dim_v);
       }
-      visit_head(call, group, block, worker.tiles + t, static_cast<int>(end - t), worker);
-      t = end;
-    }
-  }
-  void visit_head(const Call& call, const TileGroup& group, std::int32_t block, Tile* tiles, int count, Worker& worker) const {
-    if (std::none_of(tiles, tiles + count, [&](const Tile& tile) { return tile.block == block; })) return;
-    const Sequence& sequence = call.work->sequence(group);
-    blocks_.prepare(call, sequence, group.kv_head, block, s_.drops_anywhere() || any_partial(tiles, count, block), worker);
-    const NextKeys next = s_.next_keys(call.k, call.v, sequence, group.kv_head, block + 1);
-    for (int t = 0; t < count; ++t) {
-      if (splits_.heads() == 1) next.fetch(t, count);
-      if (tiles[t].block == block) blocks_.visit(call, sequence, tiles[t], worker);
+      if (visited) {
+        const bool drops = s_.drops_anywhere() || any_partial(begin, static_cast<int>(end - begin), block);
+        blocks_.prepare(call, sequence, group.kv_head, block, drops, worker);
+      }
+      for (const Tile* tile = begin; tile != end; ++tile, ++t)
+        if (tile->block == block) blocks_.visit(call, sequence, *tile, worker);
     }
   }
 

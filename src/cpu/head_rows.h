@@ -39,26 +39,6 @@ class HeadRows {
   std::int64_t row_stride = 0, stride = 1;
 };
 
-/// Prefetches the rows of the next block to L2, spread over the visits of this one: hardware does not prefetch long strides.
-class NextRows {
- public:
-  NextRows(const KeyRows& rows, int keys, int dim)
-      : data_(static_cast<const char*>(rows.data)),
-        row_bytes_(rows.row_stride * static_cast<std::int64_t>(size_of(rows.dtype))),
-        keys_(rows.stride == 1 ? keys : 0),
-        bytes_(dim * static_cast<int>(size_of(rows.dtype))) {}
-  /// The part of visit i of n.
-  void fetch(int i, int n) const {
-    for (int key = keys_ * i / n; key < keys_ * (i + 1) / n; ++key)
-      for (int byte = 0; byte < bytes_; byte += 64) __builtin_prefetch(data_ + key * row_bytes_ + byte, 0, 2);
-  }
-
- private:
-  const char* data_;
-  std::int64_t row_bytes_;
-  int keys_, bytes_;
-};
-
 /// Keys or values by blocks: in place, or, where a block spans several pages, copied.
 class KeyBlocks {
  public:
@@ -95,19 +75,14 @@ class KeyBlocks {
     }
     return {copy, dim_, 1, rows_.dtype};
   }
-  /// Prefetches keys `first` to `last` of a sequence to L2, of several heads from `head` on whose rows lie side by side.
-  void fetch(const Sequence& sequence, std::int64_t first, std::int64_t last, std::int64_t head, int heads, int dim) const {
-    const std::int64_t bytes = std::int64_t{heads} * dim * static_cast<std::int64_t>(size_of(rows_.dtype));
+  /// Prefetches keys `first` to `last` of a sequence to L2. dim: of all heads from `head` on that are wanted, side by side. Inlined by
+  /// force: GCC drops calls of functions that only prefetch.
+  [[gnu::always_inline]] void fetch(const Sequence& sequence, std::int64_t first, std::int64_t last, std::int64_t head, int dim) const {
+    const int bytes = dim * static_cast<int>(size_of(rows_.dtype));
     for (std::int64_t key = first; key < last; ++key) {
       const KeyRows row = pages_ ? on_page(sequence, key, head) : rows_.keys(sequence.batch, sequence.kv_begin + key, head);
-      for (std::int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(static_cast<const char*>(row.data) + byte, 0, 2);
+      for (int byte = 0; byte < bytes; byte += 64) __builtin_prefetch(static_cast<const char*>(row.data) + byte, 0, 2);
     }
-  }
-  /// The same block, to prefetch; of a block that spans pages, the first page.
-  NextRows next(const Sequence& sequence, std::int64_t key, int keys, std::int64_t head, int dim) const {
-    if (keys <= 0) return {{nullptr, 0, 1, rows_.dtype}, 0, dim};
-    if (!pages_) return {rows_.keys(sequence.batch, sequence.kv_begin + key, head), keys, dim};
-    return {on_page(sequence, key, head), static_cast<int>(std::min<std::int64_t>(keys, page_size_ - key % page_size_)), dim};
   }
 
  private:
@@ -119,16 +94,6 @@ class KeyBlocks {
   HeadRows rows_;
   const std::int32_t* pages_ = nullptr;
   std::int64_t page_size_ = 0, dim_ = 0, row_stride_ = 0, entry_stride_ = 0;
-};
-
-/// Rows of k and v to prefetch.
-struct NextKeys {
-  NextRows k, v;
-  /// The part of visit i of n.
-  void fetch(int i, int n) const {
-    k.fetch(i, n);
-    v.fetch(i, n);
-  }
 };
 
 }  // namespace foveal::cpu

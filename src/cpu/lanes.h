@@ -62,16 +62,6 @@ struct LanePointers {
   DType dtype;
 };
 
-/// Prefetches the rows of the next tile: hardware does not prefetch long strides.
-inline void fetch_lanes(const HeadRows& tensor, const Sequence& sequence, const LaneTile& tile, int dim) {
-  if (tensor.stride != 1) return;
-  const auto bytes = dim * static_cast<int>(size_of(tensor.dtype));
-  for_each_lane(tile, [&](int, std::int32_t head, std::int32_t q) {
-    const char* row = static_cast<const char*>(tensor.row(sequence.batch, sequence.q_begin + q, head));
-    for (int byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte);
-  });
-}
-
 inline int padded_lanes(const LaneTile& tile) { return round_up(tile.lanes(), TileFrame::lane_multiple); }
 
 /// head and q_idx of a tile's lanes; padding repeats the last lane.

@@ -147,10 +147,7 @@ class PackedBackward final : public BackwardPass<float, GradientCall, GradientWo
                 const BlockSums::Memory& sums, const TapeGrads* grads, const Worker& worker) const {
     const int count = static_cast<int>(tile_end - tile_begin);
     bool finite = true;
-    for (int t = 0; t < count; ++t) {
-      if (t + 1 < count) queries_.fetch(call, sequence, call.work->tile(tile_begin + t + 1));
-      finite &= queries_.start(call, sequence, call.work->tile(tile_begin + t), worker.tiles[t]);
-    }
+    for (int t = 0; t < count; ++t) finite &= queries_.start(call, sequence, call.work->tile(tile_begin + t), worker.tiles[t]);
     BackwardVisit visit{};
     visit.k = worker.k, visit.v = worker.v, visit.k_columns = worker.k_columns, visit.scratch = worker.scratch, visit.tiles = worker.met;
     visit.multiplier = scored() ? s_.scale.natural : s_.sign * s_.scale.log2 * ops_.unit;
@@ -175,7 +172,6 @@ class PackedBackward final : public BackwardPass<float, GradientCall, GradientWo
       finite &= ops_.pack_keys(KeyPointers(rows(call.k), keys).in(ops_.keys), s_.dim, worker.k, worker.k_columns);
       finite &= ops_.pack_keys(KeyPointers(rows(call.v), keys).in(ops_.keys), s_.dim_v, worker.v, nullptr);
       if (!finite) return false;
-      s_.next_keys(call.k, call.v, sequence, kv_head, block + 1).fetch(0, 1);
       const BlockSums::Memory of_block = sums_.at(sums, block);
       visit.dk = of_block.dk, visit.dv = of_block.dv;
       visit.first = !*of_block.used;

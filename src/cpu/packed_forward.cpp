@@ -72,7 +72,6 @@ class PackedForward final : public ForwardPass<float, PackedCall, PackedWorker> 
     std::int32_t blocks = 0;
     for (int t = 0; t < count; ++t) {
       PackedTile& state = worker.tiles[t];
-      if (t + 1 < count) fetch_lanes(call.q, sequence, work.tile(task.tile_begin + t + 1), s_.dim);
       start(call, sequence, work.tile(task.tile_begin + t), state);
       blocks = std::max(blocks, state.end());
     }

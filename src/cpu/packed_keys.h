@@ -51,10 +51,7 @@ class PackedKeys {
     for (std::int64_t b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b) {
       const int keys = s_.block_keys(sequence, static_cast<std::int32_t>(b));
       const auto rows = [&](const KeyBlocks& from) { return from.block(sequence, b * block_, keys, group.kv_head, scratch); };
-      const NextKeys following = s_.next_keys(k, v, sequence, group.kv_head, static_cast<std::int32_t>(b + 1));
-      following.k.fetch(0, 1);
       ops_.pack_k(rows(k), keys, block_, s_.dim, this->k(memory, memory.first_block[g] + b));
-      following.v.fetch(0, 1);
       finite &= ops_.pack_v(rows(v), keys, block_, s_.dim_v, this->v(memory, memory.first_block[g] + b));
     }
     return finite;

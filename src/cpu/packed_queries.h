@@ -40,14 +40,6 @@ class PackedQueries {
     tile.array(&Tile::last, max_lanes);
   }
 
-  /// Prefetches the rows of a tile.
-  template <class Call>
-  void fetch(const Call& call, const Sequence& sequence, const LaneTile& tile) const {
-    fetch_lanes(call.q, sequence, tile, s_.dim);
-    fetch_lanes(call.dout, sequence, tile, s_.dim_v);
-    fetch_lanes(call.out, sequence, tile, s_.dim_v);
-  }
-
   /// Packs a tile. False: not all is finite, or a row is far.
   template <class Call>
   bool start(const Call& call, const Sequence& sequence, const LaneTile& tile, Tile& state) const {

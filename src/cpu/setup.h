@@ -83,12 +83,6 @@ struct Setup {
   int block_keys(const Sequence& sequence, std::int32_t block) const {
     return static_cast<int>(std::min<std::int64_t>(geometry.block_kv, sequence.seqlen_kv - std::int64_t{block} * geometry.block_kv));
   }
-  /// The rows of a block to prefetch; none if the block does not exist.
-  NextKeys next_keys(const KeyBlocks& k, const KeyBlocks& v, const Sequence& sequence, std::int32_t kv_head, std::int32_t block) const {
-    const std::int64_t key = std::int64_t{block} * geometry.block_kv;
-    const int keys = std::max(0, block_keys(sequence, block));
-    return {k.next(sequence, key, keys, kv_head, dim), v.next(sequence, key, keys, kv_head, dim_v)};
-  }
   void refuse_fault(const TileFrame& frame, const TapeData& data, const Real* dots) const {
     if (const auto fault = tape.find_outside(frame, data, dots)) throw Error(ErrorCode::invalid_argument, problem::describe(*fault));
   }

@@ -27,8 +27,8 @@ class SplitKv {
 
   /// kv heads of a task.
   int heads() const { return heads_; }
-  /// The keys of several heads are more than an L3 holds: their rows are to be prefetched in order. Otherwise hardware does as well.
-  bool from_memory() const { return from_memory_; }
+  /// Is the next block of all heads prefetched? Where keys and values are more than an L3 holds; from L3 hardware prefetches as well.
+  bool prefetches() const { return prefetches_; }
   int count() const { return count_; }
   bool several() const { return count_ > 1; }
   /// Bytes of the partial results of all tiles and splits.
@@ -90,7 +90,7 @@ class SplitKv {
     count_ = splits(blocks / blocks_worth_a_split, wanted_tasks, batch * base::divide_up(p.heads_kv, std::int64_t{heads_}));
     constexpr std::int64_t l3_share = std::int64_t{32} << 20;
     const std::size_t row = static_cast<std::size_t>(s_.dim + s_.dim_v) * size_of(p.dtype);
-    from_memory_ = heads_ > 1 && batch * p.heads_kv * blocks * s_.ops.block_kv * static_cast<std::int64_t>(row) > l3_share;
+    prefetches_ = heads_ > 1 && batch * p.heads_kv * blocks * s_.ops.block_kv * static_cast<std::int64_t>(row) > l3_share;
   }
   int splits(std::int64_t most, std::int64_t wanted_tasks, std::int64_t tasks) const {
     if (!s_.work && !s_.problem.paged) return 1;
@@ -107,7 +107,7 @@ class SplitKv {
   const Setup<Real>& s_;
   const int ld_, lanes_;
   int heads_ = 1, count_ = 1;
-  bool from_memory_ = false;
+  bool prefetches_ = false;
 };
 
 }  // namespace foveal::cpu
